@@ -1,0 +1,1 @@
+"""One folder per engine: command line, environment, readiness and handoff dialect; nothing outside names the engine."""

@@ -1,0 +1,1 @@
+"""WHAT is deployed: frozen specs, read from YAML and flags, checked against each other."""

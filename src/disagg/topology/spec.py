@@ -10,7 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from disagg.topology import forms
 
 
 class Stage(StrEnum):
@@ -33,12 +35,54 @@ class Platform(StrEnum):
     EMULATED = "emulated"
 
 
+_SUFFIXED = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?[kKmMgG]$")]
+
 Port = Annotated[int, Field(ge=1, le=65535)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
+Ports = Annotated[
+    tuple[Port, ...],
+    Field(min_length=1),
+    BeforeValidator(forms.port_list, json_schema_input_type=tuple[Port, ...] | Port | str),
+]
+Group = Annotated[
+    str,
+    BeforeValidator(forms.device_group, json_schema_input_type=str | int | tuple[Annotated[int, Field(ge=0)], ...]),
+]
+Groups = Annotated[
+    tuple[Group, ...],
+    Field(min_length=1),
+    BeforeValidator(forms.group_list, json_schema_input_type=tuple[Group, ...] | Group),
+]
+Name = Annotated[str, Field(min_length=1, max_length=4096)]
+Names = Annotated[
+    tuple[Name, ...],
+    Field(min_length=1),
+    BeforeValidator(forms.name_list, json_schema_input_type=tuple[Name, ...] | Name),
+]
+Count = Annotated[
+    int,
+    Field(ge=1, le=1_000_000),
+    BeforeValidator(forms.whole_number, json_schema_input_type=Annotated[int, Field(ge=1, le=1_000_000)] | _SUFFIXED),
+]
+Tokens = Annotated[
+    int,
+    Field(ge=1, le=100_000_000),
+    BeforeValidator(
+        forms.whole_number, json_schema_input_type=Annotated[int, Field(ge=1, le=100_000_000)] | _SUFFIXED
+    ),
+]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Rate = Annotated[float, Field(gt=0, le=1_000_000)]
-EngineArgs = dict[str, JsonValue]
+JsonMap = dict[str, JsonValue]
+QaicConfig = Annotated[JsonMap, BeforeValidator(forms.qaic_config, json_schema_input_type=JsonMap | str)]
+EngineArgs = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")], JsonValue]
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,199}$")],
+    Annotated[
+        str,
+        Field(pattern=r"^[^\x00]*$"),
+        BeforeValidator(forms.env_value, json_schema_input_type=str | int),
+    ],
+]
 KvCacheDtype = Literal["auto", "bf16", "fp16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "mxint8", "float16", "bfloat16"]
 
 
@@ -68,10 +112,12 @@ class Pool(Spec):
 
     replicas: Count | None = None
     """Number of instances. Follows from device_groups or ports if either is given, else 1."""
-    device_groups: tuple[str, ...] | None = None
-    """One group of device ids per instance: 0..15, 0,2,4 or a mixture. CPU cores, CUDA or HIP devices, or Qualcomm QIDs, by platform."""
-    ports: tuple[Port, ...] | None = None
-    """One HTTP port per instance. Counted up from 9600 (colocated), 9700 (encode), 9800 (decode), 9900 (prefill) if not given."""
+    device_groups: Groups | None = None
+    """One group of device ids per instance: 0..15, 0,2,4 or a mixture. By platform the ids are CPU cores, CUDA or HIP
+    devices, or Qualcomm QIDs. Without groups the launcher may share out CPU cores evenly."""
+    ports: Ports | None = None
+    """One HTTP port per instance. Counted up from 9600 (colocated), 9700 (encode), 9800 (decode) or 9900 (prefill) if
+    not given, past ports that are in use elsewhere in the topology."""
     parallel: ParallelShape = ParallelShape()
     """Parallel shape of each instance."""
     max_num_seqs: Count | None = None
@@ -86,15 +132,15 @@ class Pool(Spec):
     """Number format of the KV cache. Prefill and decode need the same one."""
     block_size: Count | None = None
     """Tokens per KV block. Prefill and decode need the same one."""
-    quantization: str | None = None
+    quantization: Name | None = None
     """Weight quantisation, by the engine's name for it."""
-    override_qaic_config: dict[str, JsonValue] | None = None
+    override_qaic_config: QaicConfig | None = None
     """Compile settings of the stage's binary on Qualcomm Cloud AI."""
-    speculative_config: dict[str, JsonValue] | None = None
+    speculative_config: JsonMap | None = None
     """Speculative decoding settings as the engine takes them. On decode: proposals are made and verified there."""
     engine_args: EngineArgs = {}
     """Further flags of the engine for this stage, without the leading dashes."""
-    env: dict[str, str] = {}
+    env: Env = {}
     """Further environment variables for this stage's processes."""
 
 
@@ -164,13 +210,13 @@ class Router(Spec):
 class Topology(Spec):
     """What is deployed: model, pools, link, router."""
 
-    model: str
+    model: Name
     """Model name or local path, the same for all stages."""
-    served_model_name: tuple[str, ...] | None = None
+    served_model_name: Names | None = None
     """Names that clients use for the model; the model's own if not given."""
     platform: Platform = Platform.AUTO
     """cpu, cuda, rocm, qaic, emulated, or auto: what the machine has."""
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     """Address that the endpoint binds to. Loopback unless set."""
     port: Port = 8000
     """Port of the one endpoint that clients see."""
@@ -200,21 +246,21 @@ class Topology(Spec):
     """Number format of the KV cache for all stages."""
     block_size: Count | None = None
     """Tokens per KV block for all stages."""
-    quantization: str | None = None
+    quantization: Name | None = None
     """Weight quantisation for all stages."""
-    override_qaic_config: dict[str, JsonValue] | None = None
+    override_qaic_config: QaicConfig | None = None
     """Compile settings on Qualcomm Cloud AI for all stages that do not set their own."""
-    generation_config: str | None = None
+    generation_config: Name | None = None
     """Where default sampling parameters come from; `vllm` ignores the model's generation_config.json."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """Random seed of the engines."""
     engine_args: EngineArgs = {}
     """Further flags of the engine for all stages, without the leading dashes."""
-    env: dict[str, str] = {}
+    env: Env = {}
     """Further environment variables for all engine processes."""
     allow_unknown_engine_args: bool = False
     """Pass engine flags through that this version does not know, instead of refusing them."""
-    log_dir: str | None = None
+    log_dir: Name | None = None
     """Folder for the instances' log files; one per run under the user's state directory if not given."""
     verbosity: Annotated[int, Field(ge=0, le=5)] = 0
     """How much the engines log (-v, -vv, -vvv)."""

@@ -1,0 +1,160 @@
+"""The NIXL pull handoff of vLLM: prefill returns a list of its KV blocks, decode reads them.
+
+The prefill leg is the client's body with one token asked for and ``kv_transfer_params`` that keep the blocks; its
+answer carries the parameters for decode. Decode samples the first token itself, so prefill's text is dropped.
+A wrong handle is worse than none: vLLM 0.32 answers 200 with another prompt's text for a stale one, and its decode
+engine dies of an incomplete one. So `PullDialect.read_handle` checks every field before a decode engine sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from disagg.engines import bodies
+from disagg.engines.base import Api, Body, Handle
+from disagg.errors import HandoffError
+
+KEEP_BLOCKS = msgspec.Raw(
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+"""What tells the prefill engine to hold the prompt's blocks for another engine."""
+
+_NOT_ON_PREFILL = frozenset({"stream_options", "min_tokens"})
+# Refused beside a cap of one token and without a stream; neither shapes the prompt.
+
+_CAPS: dict[Api, tuple[str, ...]] = {
+    # Chat takes max_completion_tokens before max_tokens when a body has both.
+    Api.CHAT: ("max_tokens", "max_completion_tokens"),
+    Api.COMPLETIONS: ("max_tokens",),
+}
+
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+
+
+class _PullParams(msgspec.Struct):
+    """`kv_transfer_params` of prefill's answer. Fields that only a decode engine reads are not named here."""
+
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    remote_block_ids: Annotated[list[list[BlockId]], msgspec.Meta(min_length=1, max_length=1024)]
+    remote_engine_id: Name
+    remote_request_id: Name
+    remote_host: Name
+    remote_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    remote_num_tokens: TokenCount
+    transfer_mode: Literal["pull"]
+    tp_size: Rank = 1
+    pp_size: Rank = 1
+    dcp_size: Rank = 1
+    remote_prefill_cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: TokenCount
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_params = msgspec.json.Decoder(_PullParams)
+
+
+class PullDialect:
+    """Serial legs tied together by the block list that prefill returns (`NixlConnector`)."""
+
+    name = "nixl-pull"
+    internal_keys = bodies.INTERNAL_KEYS
+
+    def local_reason(self, api: Api, body: Body) -> str | None:
+        """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
+        for key, reason in _SEVERAL:
+            if key in body and bodies.is_more_than_one(body, key):
+                return reason
+        for key, reason in _FLAGS:
+            if key in body and bodies.is_true(body, key):
+                return reason
+        for key, reason in _VALUES:
+            if not bodies.is_null(body, key):
+                return reason
+        prompt = body.get("prompt") if api is Api.COMPLETIONS else None
+        return "prompt-list" if prompt is not None and bodies.holds_several(prompt) else None
+
+    def prefill_body(self, api: Api, body: Body) -> bytes:
+        """The client's body, capped at one token, not streamed, with the blocks kept."""
+        leg = bodies.client_body(body, self.internal_keys)
+        for key in _NOT_ON_PREFILL:
+            leg.pop(key, None)
+        for cap in _CAPS[api]:
+            leg[cap] = bodies.ONE
+        if bodies.is_more_than_one(leg, "n"):
+            leg["n"] = bodies.ONE
+        leg["stream"] = bodies.FALSE
+        leg["kv_transfer_params"] = KEEP_BLOCKS
+        return bodies.encode(leg)
+
+    def read_handle(self, answer: bytes) -> Handle:
+        """Take the block list out of prefill's answer, whole and plausible or not at all.
+
+        Raises:
+            HandoffError: If the answer is no completion, or a field of the handle is missing or out of range.
+        """
+        try:
+            outer = _answer.decode(answer)
+            if bytes(outer.kv_transfer_params) == b"null":
+                raise HandoffError(
+                    "The prefill engine answered without kv_transfer_params.",
+                    hint="It runs without a KV connector, or ended the request before it kept the blocks.",
+                )
+            params = _params.decode(outer.kv_transfer_params)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise HandoffError(f"The prefill engine's answer has no usable KV handle: {error}.") from error
+        if not params.do_remote_prefill or params.do_remote_decode:
+            raise HandoffError("The prefill engine's handle is not turned round for a decode engine.")
+        if not any(params.remote_block_ids):
+            # An empty list passes vLLM's door and kills its scheduler.
+            raise HandoffError("The prefill engine's handle names no KV blocks.")
+        details = outer.usage.prompt_tokens_details
+        cached = params.remote_prefill_cached_tokens
+        if cached is None and details is not None:
+            cached = details.cached_tokens
+        return Handle(
+            # A copy: a slice would keep prefill's whole answer alive as long as the handle.
+            params=outer.kv_transfer_params.copy(),
+            engine_id=params.remote_engine_id,
+            prompt_tokens=outer.usage.prompt_tokens,
+            cached_tokens=cached,
+        )
+
+    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+        """The client's own body, with prefill's parameters as they came if there is a handle."""
+        del api  # both APIs carry the parameters at the top level
+        leg = bodies.client_body(body, self.internal_keys)
+        if handle is not None:
+            leg["kv_transfer_params"] = handle.params
+        return bodies.encode(leg)
+
+
+# A handle can be read once, so what fans out over several sequences stays on one engine.
+_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
+# Decode needs logits of the whole prompt for these, which it does not have after a pull.
+_FLAGS = (("use_beam_search", "beam-search"), ("echo", "echo"))
+_VALUES = (
+    ("prompt_logprobs", "prompt-logprobs"),
+    ("prompt_embeds", "prompt-embeds"),
+    # Where vLLM cuts depends on whether the body caps its output, and the legs' caps differ.
+    ("truncate_prompt_tokens", "truncated-prompt"),
+)

@@ -104,6 +104,7 @@ class RequestReader:
         """The target, possibly in pieces."""
         if not self._restarting:
             self._url += url
+            self._header_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line, or a trailer, which is dropped."""
@@ -131,7 +132,7 @@ class RequestReader:
         target = self._target(parser.get_method())
         path, _, _ = target.partition("?")
         method = parser.get_method().decode("ascii")
-        keep_alive = parser.should_keep_alive() or (self._upgrade and not http_1_0)
+        keep_alive = parser.should_keep_alive()
         self._request = Request(method, target, path, self._headers, b"", http_1_0, keep_alive, self._peer)
         self.wants_continue = expects and not http_1_0 and (self._chunked or self._length not in {None, b"0"})
 

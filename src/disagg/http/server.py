@@ -103,6 +103,8 @@ class Server:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # One turn of the loop, in which aborted transports tell their connections.
+        await asyncio.sleep(0)
 
     def date_line(self) -> bytes:
         """The `Date` header line, made once a second."""
@@ -261,7 +263,7 @@ class ServerConnection(asyncio.Protocol):
                 log.warning("%s %s failed after its answer had begun: %s", request.method, request.path, error)
             else:
                 responder.send_answer(error_answer(error))
-        except Exception:  # noqa: BLE001 - the edge: one request's bug must not end the server
+        except Exception:  # the edge: one request's bug must not end the server
             log.exception("%s %s failed", request.method, request.path)
             if not responder.started:
                 responder.send_answer(error_answer(DisaggError("Internal server error")))
@@ -278,6 +280,8 @@ class ServerConnection(asyncio.Protocol):
             return
         self._responder = None
         if not responder.keeps_connection:
+            # Closes once the client has read everything, for which it has as long as for any answer.
+            self.deadline = self._now() + self._server.limits.write_stall_s
             self.transport.close()
             return
         self.deadline = self._now() + self._server.limits.idle_timeout_s

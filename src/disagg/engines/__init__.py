@@ -1,1 +1,1 @@
-"""One folder per engine: command line, environment, readiness and handoff dialect; nothing outside names the engine."""
+"""One folder per engine: command line, environment, readiness, handoff dialect; nothing outside names the engine."""

@@ -25,14 +25,22 @@ class FlagSpec:
     """One command-line flag of an engine.
 
     Attributes:
-        kind: What follows the flag: nothing (``bool``, which has a ``--no-`` twin), one value, or several.
+        kind: What follows the flag: nothing (``bool``), one value, or several.
         choices: Allowed words, if the engine limits them.
         help: One sentence.
+        items: What each of several values is.
+        twin: Whether a ``bool`` has a ``--no-`` twin; without one it can only be switched on.
+        pattern: What a ``str`` has to match in full, such as a number that may end in k or M; empty if anything goes.
+        structured: Whether a ``str``, or an item of a ``list`` of them, may also be a JSON object.
     """
 
     kind: Literal["bool", "int", "float", "str", "json", "list"]
     choices: tuple[str, ...] = ()
     help: str = ""
+    items: Literal["int", "float", "str", "json"] = "str"
+    twin: bool = True
+    pattern: str = ""
+    structured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from disagg.engines.base import Body
+from disagg.engines.base import Api, Body
 
 INTERNAL_KEYS = frozenset(
     {
@@ -28,10 +28,16 @@ INTERNAL_KEYS = frozenset(
 
 JsonScalar = str | int | float | bool | None
 
-TRUE = msgspec.Raw(b"true")
 FALSE = msgspec.Raw(b"false")
 ONE = msgspec.Raw(b"1")
 
+# Refused beside a cap of one token and without a stream; neither shapes the prompt.
+_NOT_ON_PREFILL = ("stream_options", "min_tokens")
+_CAPS: Mapping[Api, tuple[str, ...]] = {
+    # Chat takes max_completion_tokens before max_tokens when a body has both.
+    Api.CHAT: ("max_tokens", "max_completion_tokens"),
+    Api.COMPLETIONS: ("max_tokens",),
+}
 _TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 _encoder = msgspec.json.Encoder()
 _scalar = msgspec.json.Decoder(JsonScalar)
@@ -84,6 +90,22 @@ def holds_several(raw: msgspec.Raw) -> bool:
         return len(_array.decode(raw)) > 1
     except (msgspec.DecodeError, RecursionError):
         return True
+
+
+def prefill_leg(api: Api, body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
+    """The client's body as prefill gets it: the same prompt, one token, one choice, not streamed.
+
+    What else the client set stays, so that prefill's validation refuses what decode's would, before KV is pinned.
+    """
+    leg = client_body(body, internal)
+    for key in _NOT_ON_PREFILL:
+        leg.pop(key, None)
+    for cap in _CAPS[api]:
+        leg[cap] = ONE
+    if is_more_than_one(leg, "n"):
+        leg["n"] = ONE
+    leg["stream"] = FALSE
+    return leg
 
 
 def client_body(body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pydantic import JsonValue
 
+from disagg.topology.effective import stage_value
 from disagg.topology.spec import ParallelShape, Pool, Stage, Topology
 
-T = TypeVar("T")
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|SECRET_KEY|CREDENTIALS)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +36,29 @@ def stage_settings(topology: Topology, stage: Stage) -> StageSettings:
     pool = topology.pool(stage) or Pool()
     return StageSettings(
         parallel=pool.parallel,
-        max_num_seqs=_first(pool.max_num_seqs, topology.max_num_seqs),
-        max_num_batched_tokens=_first(pool.max_num_batched_tokens, topology.max_num_batched_tokens),
-        max_seq_len_to_capture=_first(pool.max_seq_len_to_capture, topology.max_seq_len_to_capture),
-        max_model_len=_first(pool.max_model_len, topology.max_model_len),
-        kv_cache_dtype=_first(pool.kv_cache_dtype, topology.kv_cache_dtype),
-        block_size=_first(pool.block_size, topology.block_size),
-        quantization=_first(pool.quantization, topology.quantization),
-        override_qaic_config=_first(pool.override_qaic_config, topology.override_qaic_config),
+        max_num_seqs=stage_value(topology, stage, "max_num_seqs"),
+        max_num_batched_tokens=stage_value(topology, stage, "max_num_batched_tokens"),
+        max_seq_len_to_capture=stage_value(topology, stage, "max_seq_len_to_capture"),
+        max_model_len=stage_value(topology, stage, "max_model_len"),
+        kv_cache_dtype=stage_value(topology, stage, "kv_cache_dtype"),
+        block_size=stage_value(topology, stage, "block_size"),
+        quantization=stage_value(topology, stage, "quantization"),
+        override_qaic_config=stage_value(topology, stage, "override_qaic_config"),
         speculative_config=pool.speculative_config,
-        engine_args=normal_flags({**normal_flags(topology.engine_args), **normal_flags(pool.engine_args)}),
+        engine_args={**normal_flags(topology.engine_args), **normal_flags(pool.engine_args)},
         env={**topology.env, **pool.env},
     )
 
 
 def normal_flags(engine_args: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Engine flags by one spelling of their names: no leading dashes, dashes inside."""
-    flags: dict[str, JsonValue] = {}
-    for name, value in engine_args.items():
-        flags[flag_name(name)] = value
-    return flags
+    return {flag_name(name): value for name, value in engine_args.items()}
 
 
 def flag_name(name: str) -> str:
-    """``--max_num_seqs`` and ``max-num-seqs`` are one flag; the latter is its name."""
-    return name.strip().lstrip("-").replace("_", "-")
-
-
-def field_path(topology: Topology, stage: Stage, field: str) -> str:
-    """Where a value of a stage was set: the pool's path if the pool sets it, else the topology's."""
-    pool = topology.pool(stage)
-    if pool is not None and field in pool.model_fields_set:
-        return f"{stage}.{field}"
-    return field
+    """``--max_num_seqs`` and ``max-num-seqs`` are one flag, the latter is its name; a dotted part stays as it is."""
+    head, dot, part = name.strip().lstrip("-").partition(".")
+    return head.replace("_", "-") + dot + part
 
 
 def flag_path(topology: Topology, stage: Stage, flag: str) -> str:
@@ -78,5 +69,6 @@ def flag_path(topology: Topology, stage: Stage, flag: str) -> str:
     return f"engine_args.{flag}"
 
 
-def _first(own: T | None, shared: T | None) -> T | None:
-    return own if own is not None else shared
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable's name says that its value must not be shown or stored."""
+    return _SECRET.search(variable.upper()) is not None

@@ -13,75 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
-from typing import Self
-from urllib.parse import urlsplit
 
-from disagg.errors import UpstreamUnreachableError
+from disagg.errors import UpstreamError, UpstreamUnreachableError
 from disagg.http.limits import ClientLimits, LegTimes
-from disagg.http.messages import Header
+from disagg.http.origin import Origin, Outgoing
+from disagg.http.response import Response
 from disagg.http.sweeper import Sweeper
-from disagg.http.upstream import Response, UpstreamConnection
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where an HTTP server is.
-
-    Attributes:
-        host: Name or address, without brackets.
-        port: TCP port.
-        authority: ``host:port`` as it stands in the `Host` header.
-    """
-
-    host: str
-    port: int
-    authority: str
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read the origin of a URL such as ``http://[::1]:9900``.
-
-        Raises:
-            ValueError: If it is not an ``http`` URL with a host.
-        """
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http:// URL")
-        port = parts.port or 80
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return cls(parts.hostname, port, f"{host}:{port}")
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One request to an engine.
-
-    Attributes:
-        method: Upper-case method.
-        target: Path and query.
-        headers: Headers except `Host` and `Content-Length`.
-        body: The whole body.
-        resend: The request may be sent a second time when a kept connection turns out to have been closed
-            before anything of an answer came.
-    """
-
-    method: str
-    target: str
-    headers: tuple[Header, ...] = ()
-    body: bytes = b""
-    resend: bool = True
-
-    def encode(self, origin: Origin) -> bytes:
-        """The bytes on the wire."""
-        parts = [f"{self.method} {self.target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("latin-1")]
-        for name, value in self.headers:
-            parts += (name, b": ", value, b"\r\n")
-        if self.body or self.method not in {"GET", "HEAD", "DELETE"}:
-            parts.append(b"content-length: %d\r\n" % len(self.body))
-        parts += (b"\r\n", self.body)
-        return b"".join(parts)
+from disagg.http.upstream import UpstreamConnection
 
 
 class Client:
@@ -158,7 +96,9 @@ class Client:
                     lambda: UpstreamConnection(self, origin), origin.host, origin.port
                 )
         except TimeoutError as error:
-            raise UpstreamUnreachableError(f"{origin.authority} did not accept a connection in {limit_s:g} s.") from error
+            raise UpstreamUnreachableError(
+                f"{origin.authority} did not accept a connection in {limit_s:g} s."
+            ) from error
         except OSError as error:
             raise UpstreamUnreachableError(f"{origin.authority} cannot be reached: {error}.") from error
         return connection
@@ -187,16 +127,16 @@ class Client:
         connection.deadline = asyncio.get_running_loop().time() + self.limits.idle_limit_s
         idle.append(connection)
 
-    def forget(self, origin: Origin) -> None:
-        """Close kept connections to an origin whose server has been replaced or is gone."""
-        for connection in tuple(self._idle.pop(origin, ())):
-            connection.abort()
+    def forget(self, origin: Origin, error: UpstreamError) -> None:
+        """The server at an origin is gone: close kept connections to it, and end exchanges under way with `error`."""
+        self._idle.pop(origin, None)
+        for connection in [c for c in self._open if c.origin == origin]:
+            connection.fail(error)
 
     async def close(self) -> None:
         """Close all connections; exchanges under way fail."""
         for connection in tuple(self._open):
-            connection.deadline = inf
-            connection.abort()
+            connection.fail(UpstreamUnreachableError("The client was closed."))
         self._idle.clear()
         # One turn of the loop, in which aborted transports tell their connections.
         await asyncio.sleep(0)

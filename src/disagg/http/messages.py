@@ -10,7 +10,7 @@ import msgspec
 from disagg.errors import CapacityError, ClientError, DisaggError
 
 Header = tuple[bytes, bytes]
-"""Name in lower case, value as sent."""
+"""Name in lower case, value as sent (blanks at its end included)."""
 
 JSON_TYPE: Header = (b"content-type", b"application/json")
 SSE_TYPE: Header = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -63,10 +63,10 @@ class Answer:
 
 
 def find_header(headers: Iterable[Header], name: bytes) -> bytes | None:
-    """The first value of a header (name in lower case), or None."""
+    """The first value of a header (name in lower case) without blanks around it, or None."""
     for key, value in headers:
         if key == name:
-            return value
+            return value.strip()
     return None
 
 

@@ -125,7 +125,10 @@ class RequestReader:
             return
         parser = self._parser
         self._upgrade = parser.should_upgrade()
-        http_1_0 = parser.get_http_version() == "1.0"
+        version = parser.get_http_version()
+        if version not in {"1.0", "1.1"}:
+            self._refuse(BadRequestError(f"HTTP/{version} is not served on this port; HTTP/1.1 is."))
+        http_1_0 = version == "1.0"
         expects = self._check_headers(http_1_0)
         if self.refusal is not None:
             return

@@ -116,6 +116,20 @@ def resolve_model(model: str, *, on_progress: Progress = lambda _phase, _fractio
     return model
 
 
+def planned_model(model: str) -> str:
+    """Return what `resolve_model` would, without preparing or checking anything: for dry runs."""
+    packaged = PACKAGED_MODELS.get(model.lower())
+    if packaged is not None:
+        return str(checkpoint_dir(packaged, models_dir()))
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
+
+
+def checkpoint_dir(model: PackagedModel, directory: Path) -> Path:
+    """Return where a packaged model's checkpoint is, or will be."""
+    return directory / f"{model.name}-{FORMAT_VERSION}"
+
+
 def models_dir() -> Path:
     """Return where prepared checkpoints are kept: `$XDG_CACHE_HOME/disagg/models`, by default under ~/.cache."""
     # The XDG specification says that a relative value is to be ignored.
@@ -146,7 +160,7 @@ def prepare(
 
     Several processes may call this at once: one converts, the others wait for it.
     """
-    target = directory / f"{model.name}-{FORMAT_VERSION}"
+    target = checkpoint_dir(model, directory)
     if is_complete(target):
         return target
     source = find(model)

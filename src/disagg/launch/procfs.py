@@ -81,6 +81,19 @@ def mark_of(pid: int, variable: str) -> str | None:
     return None
 
 
+def same_pid_namespace(pid: int) -> bool:
+    """Whether the pids that the process knows mean the same here; a container's do not."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/ns/pid") == os.readlink(f"{PROC}/self/ns/pid")
+    except OSError:
+        return False
+
+
+def runs_module(pid: int, module: str) -> bool:
+    """Whether a word of the process's command line is this Python module."""
+    return module.encode() in _read(f"{PROC}/{pid}/cmdline").split(b"\0")
+
+
 def segments() -> frozenset[Segment]:
     """All shared-memory segments that exist now."""
     found = set()

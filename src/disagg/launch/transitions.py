@@ -156,6 +156,10 @@ def _died(record: Record, cause: str, now: float) -> Step:
 
 
 def _cleaned(record: Record, now: float, limits: Limits) -> Step:
+    if record.state in ALIVE:  # its death was not reported, which a cleaned tree implies
+        record, actions = _died(record, "ended", now)
+        ended, further = _cleaned(record, now, limits)
+        return ended, (*actions, *further)
     gone = replace(record, present=False)
     if record.state is State.STOPPING and not record.restart:
         return _move(gone, State.STOPPED, now), ()

@@ -18,6 +18,8 @@ _SUFFIXED = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgG])")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+STORE_URL = r"^(lmcache|redis|rediss|mooncake)://[^/]+|^file:///.+"
+"""What the URL of a KV store looks like."""
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
@@ -95,6 +97,20 @@ def env_value(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def store_url(value: str) -> str:
+    """Check the form of a KV store's URL.
+
+    Raises:
+        ValueError: If the scheme is unknown, or the host or folder is missing.
+    """
+    if not re.match(STORE_URL, value):
+        raise ValueError(
+            f"{value!r} is not the URL of a store; write lmcache://host:port, redis://host:port, "
+            "mooncake://host:port or file:///directory"
+        )
+    return value
+
+
 def parse_json(text: str) -> JsonValue:
     """Read strict JSON: no NaN or infinity, no key twice in one object.
 
@@ -103,7 +119,7 @@ def parse_json(text: str) -> JsonValue:
     """
     try:
         value: JsonValue = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+            text, parse_constant=_refuse_constant, parse_int=_bounded, parse_float=_finite, object_pairs_hook=_unique
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error.msg} at character {error.pos + 1} of {text!r}") from None
@@ -114,6 +130,12 @@ def parse_json(text: str) -> JsonValue:
 
 def _refuse_constant(word: str) -> JsonValue:
     raise ValueError(f"holds {word}, which is not JSON")
+
+
+def _bounded(text: str) -> int:
+    if len(text) > 25:
+        raise ValueError(f"holds the number {text[:25]}..., which is out of range")
+    return int(text)
 
 
 def _finite(text: str) -> float:
@@ -131,7 +153,16 @@ def _unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     return record
 
 
-def qaic_config(value: object) -> object:
+def json_map(value: JsonValue) -> JsonValue:
+    """Read JSON text; anything else stays as it is.
+
+    Raises:
+        ValueError: If the text is not JSON.
+    """
+    return parse_json(value) if isinstance(value, str) else value
+
+
+def qaic_config(value: JsonValue) -> JsonValue:
     """Read Qualcomm's compile settings in either spelling.
 
     The text form is items separated by spaces, ``key:value`` or ``key=value``, where a bare key means true; the

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from disagg.topology import forms
 
@@ -73,6 +73,7 @@ Tokens = Annotated[
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Rate = Annotated[float, Field(gt=0, le=1_000_000)]
 JsonMap = dict[str, JsonValue]
+SpeculativeConfig = Annotated[JsonMap, BeforeValidator(forms.json_map, json_schema_input_type=JsonMap | str)]
 QaicConfig = Annotated[JsonMap, BeforeValidator(forms.qaic_config, json_schema_input_type=JsonMap | str)]
 EngineArgs = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")], JsonValue]
 Env = dict[
@@ -135,9 +136,11 @@ class Pool(Spec):
     quantization: Name | None = None
     """Weight quantisation, by the engine's name for it."""
     override_qaic_config: QaicConfig | None = None
-    """Compile settings of the stage's binary on Qualcomm Cloud AI."""
-    speculative_config: JsonMap | None = None
-    """Speculative decoding settings as the engine takes them. On decode: proposals are made and verified there."""
+    """Compile settings of the stage's binary on Qualcomm Cloud AI: items key:value, key=value or key (meaning true)
+    separated by spaces, or a JSON object."""
+    speculative_config: SpeculativeConfig | None = None
+    """Speculative decoding settings as the engine takes them, a JSON object. On decode: proposals are made and
+    verified there."""
     engine_args: EngineArgs = {}
     """Further flags of the engine for this stage, without the leading dashes."""
     env: Env = {}
@@ -170,7 +173,7 @@ class Link(Spec):
 class KvStore(Spec):
     """A KV cache shared by the fleet."""
 
-    url: str
+    url: Annotated[str, AfterValidator(forms.store_url), Field(json_schema_extra={"pattern": forms.STORE_URL})]
     """Where it is: lmcache://host:port, redis://host:port, mooncake://host:port or file:///directory."""
     chunk_tokens: Count = 256
     """Tokens per stored chunk."""

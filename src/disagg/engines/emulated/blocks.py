@@ -150,12 +150,22 @@ class BlockPool:
             self._cells[block * size : block * size + len(chunk)] = chunk
 
 
+def root_key(salt: str) -> int:
+    """Key of the empty prefix; prompts with different salts share nothing."""
+    return hash(salt) if salt else 0
+
+
+def next_key(key: int, tokens: Sequence[int]) -> int:
+    """Key of a full block that follows the prefix with this key."""
+    return hash((key, tuple(tokens)))
+
+
 def prefix_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[int]:
     """Keys of the full blocks of a prompt; each depends on everything before it and on the salt."""
     keys = []
-    key = hash(salt) if salt else 0
+    key = root_key(salt)
     for start in range(0, len(tokens) - block_size + 1, block_size):
-        key = hash((key, tuple(tokens[start : start + block_size])))
+        key = next_key(key, tokens[start : start + block_size])
         keys.append(key)
     return keys
 

@@ -135,7 +135,7 @@ class ToyModel:
             difference to the sum before it.
         """
         weight = self.weight
-        sums = []
+        sums: list[int] = []
         append = sums.append
         for token in tokens:
             context = (context * 0xD1342543DE82EF95 + (token + 1) * weight) & MASK

@@ -37,7 +37,8 @@ class Sampling:
         ignore_eos: Treat the end-of-sequence token as any other.
         forced: Tokens to choose from instead of the model's own, if not empty.
         banned: Tokens that are never chosen.
-        record: Keep the KV sum behind each token, for log probabilities.
+        record: Keep the KV sum behind each output token, for log probabilities.
+        prompt_logprobs: Keep the KV sum at each prompt position; nothing of the prompt is taken from a cache.
     """
 
     max_tokens: int
@@ -50,6 +51,7 @@ class Sampling:
     forced: tuple[int, ...] = ()
     banned: frozenset[int] = frozenset()
     record: bool = False
+    prompt_logprobs: bool = False
 
     @property
     def hold_back(self) -> int:
@@ -67,7 +69,7 @@ class Sequence:
         request_id: The engine's own id, unique.
         prompt: Prompt tokens.
         sampling: Sampling parameters.
-        on_output: Called with the sequence when there is something new: after each token if it streams, and at the end.
+        on_output: Called with the sequence after each token if it streams, and at the end.
         streaming: Whether each token is reported.
         remote: KV that another engine computed for this prompt.
         keep_for_decode: Pin the KV at the end for a decode engine.
@@ -76,6 +78,7 @@ class Sequence:
         external_tokens: Prompt tokens whose KV was loaded from another engine.
         computed: Positions whose KV is in `blocks`.
         params_out: Handoff parameters to return, once finished.
+        placed: The cache was searched for it, and counted so.
     """
 
     request_id: str
@@ -99,7 +102,7 @@ class Sequence:
     stop_reason: int | str | None = None
     params_out: dict[str, object] | None = None
     keys: list[int] | None = None
-    arrived_s: float = 0.0
+    placed: bool = False
 
     @property
     def length(self) -> int:
@@ -128,10 +131,13 @@ class Sequence:
         if sampling.forced:
             return sampling.forced[mix(context ^ sampling.salt) % len(sampling.forced)]
         token = model.next_token(context, sampling.salt, may_end=may_end)
-        salt = sampling.salt
-        while token in sampling.banned or (not may_end and token in sampling.stop_token_ids):
-            salt = (salt + 1) & MASK
-            token = model.next_token(context, salt, may_end=may_end and EOS not in sampling.banned)
+        if sampling.banned or sampling.stop_token_ids:
+            too_early = len(self.output) < sampling.min_tokens
+            may_end = may_end and EOS not in sampling.banned
+            for attempt in range(1, 64):
+                if token not in sampling.banned and not (too_early and token in sampling.stop_token_ids):
+                    break
+                token = model.next_token(context, (sampling.salt + attempt) & MASK, may_end=may_end)
         return token
 
     def append(self, token: int, context: int, tokenizer: Tokenizer, limit: int) -> bool:

@@ -22,15 +22,6 @@ KEEP_BLOCKS = msgspec.Raw(
 )
 """What tells the prefill engine to hold the prompt's blocks for another engine."""
 
-_NOT_ON_PREFILL = frozenset({"stream_options", "min_tokens"})
-# Refused beside a cap of one token and without a stream; neither shapes the prompt.
-
-_CAPS: dict[Api, tuple[str, ...]] = {
-    # Chat takes max_completion_tokens before max_tokens when a body has both.
-    Api.CHAT: ("max_tokens", "max_completion_tokens"),
-    Api.COMPLETIONS: ("max_tokens",),
-}
-
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -95,14 +86,7 @@ class PullDialect:
 
     def prefill_body(self, api: Api, body: Body) -> bytes:
         """The client's body, capped at one token, not streamed, with the blocks kept."""
-        leg = bodies.client_body(body, self.internal_keys)
-        for key in _NOT_ON_PREFILL:
-            leg.pop(key, None)
-        for cap in _CAPS[api]:
-            leg[cap] = bodies.ONE
-        if bodies.is_more_than_one(leg, "n"):
-            leg["n"] = bodies.ONE
-        leg["stream"] = bodies.FALSE
+        leg = bodies.prefill_leg(api, body, self.internal_keys)
         leg["kv_transfer_params"] = KEEP_BLOCKS
         return bodies.encode(leg)
 

@@ -1,0 +1,224 @@
+"""Gives the engine time: runs its steps at the set pace, fetches remote KV, sends heartbeats, ends leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Protocol
+
+from disagg.engines.emulated.engine import Engine
+from disagg.engines.emulated.handoff import RemoteKv
+from disagg.engines.emulated.sequence import Sequence, State
+from disagg.engines.emulated.settings import Pace
+from disagg.engines.emulated.transfer import Puller, TransferError
+
+log = logging.getLogger("disagg.emulated")
+
+
+class Clock(Protocol):
+    """Time as the engine sees it."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let that much time pass; 0 lets other tasks run."""
+        ...
+
+
+class WallClock:
+    """Real time."""
+
+    def now(self) -> float:
+        """The event loop's time in seconds."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+
+class Driver:
+    """Runs one engine until it is stopped.
+
+    Args:
+        engine: What to run.
+        pace: How long its steps take.
+        clock: Time.
+        puller: Connections to prefill engines; None without a KV connector.
+    """
+
+    def __init__(self, engine: Engine, pace: Pace, clock: Clock, puller: Puller | None) -> None:
+        self.engine = engine
+        self.pace = pace
+        self.clock = clock
+        self.puller = puller
+        self.transfer_s = engine.settings.transfer_s
+        self._wake = asyncio.Event()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self._held: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: set[Sequence] = set()
+        self._main: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to run."""
+        loop = asyncio.get_running_loop()
+        self._main = [loop.create_task(self._steps()), loop.create_task(self._upkeep())]
+
+    async def stop(self) -> None:
+        """End at once; whatever runs is dropped."""
+        tasks = [*self._main, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.puller is not None:
+            await self.puller.close()
+
+    # Requests.
+
+    def submit(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        if seq.remote is not None and self.puller is not None and not seq.remote.lost:
+            self.puller.connect(seq.remote)
+        self.engine.add(seq)
+        self._wake.set()
+
+    def abort(self, seq: Sequence) -> None:
+        """The client has left."""
+        loading = seq.state is State.LOADING
+        self.engine.abort(seq)
+        if loading and seq not in self._loads:
+            self.engine.drop_load(seq)
+        self._wake.set()
+
+    def release(self, remote: RemoteKv) -> None:
+        """Tell another engine that its KV will not be read."""
+        if self.puller is not None and not remote.lost:
+            self._spawn(self._release(self.puller, remote))
+
+    # Faults.
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the engine stands still."""
+        return not self._thawed.is_set()
+
+    def freeze(self) -> None:
+        """Stand still: no steps, no answers on the side channel."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._thawed.set()
+        held, self._held = self._held, []
+        for action in held:
+            action()
+        self._wake.set()
+
+    async def thawed(self) -> None:
+        """Wait while the engine is frozen."""
+        await self._thawed.wait()
+
+    def gate(self, action: Callable[[], None]) -> None:
+        """Run something now, or after a freeze."""
+        if self.frozen:
+            self._held.append(action)
+        else:
+            action()
+            self._wake.set()
+
+    # Tasks.
+
+    async def _steps(self) -> None:
+        engine, clock = self.engine, self.clock
+        free_at = clock.now()
+        while True:
+            await self._thawed.wait()
+            plan = engine.plan()
+            self._start_loads()
+            if plan is None:
+                self._wake.clear()
+                await self._wake.wait()
+                free_at = clock.now()
+                continue
+            step_s = self.pace.step_s(plan.prefill_tokens, plan.decode_seqs, plan.context_tokens)
+            # Steps follow each other without a gap while there is work, however late a timer fires.
+            free_at = free_at + step_s if step_s else clock.now()
+            await clock.sleep(max(0.0, free_at - clock.now()) if step_s else 0.0)
+            await self._thawed.wait()
+            engine.commit(plan, clock.now())
+
+    async def _upkeep(self) -> None:
+        """Leases and heartbeats. The tick is a fraction of the lease, so that both are never late by much."""
+        engine = self.engine
+        tick = min(0.5, engine.settings.lease_s / 20)
+        beat_every = engine.settings.lease_s / 6
+        next_beat = self.clock.now() + beat_every
+        while True:
+            await self.clock.sleep(tick)
+            if self.frozen:
+                continue
+            now = self.clock.now()
+            if len(engine.leases):
+                free = engine.pool.free_blocks
+                engine.reap(now)
+                if engine.pool.free_blocks != free:
+                    self._wake.set()
+            if self.puller is not None and now >= next_beat:
+                next_beat = now + beat_every
+                self.puller.beat(self._waiting_by_peer())
+
+    def _waiting_by_peer(self) -> dict[str, list[str]]:
+        peers: dict[str, list[str]] = {}
+        for seq in (*self.engine.waiting, *self.engine.loading):
+            if seq.remote is not None:
+                peers.setdefault(seq.remote.engine_id, []).append(seq.remote.request_id)
+        return peers
+
+    def _start_loads(self) -> None:
+        engine = self.engine
+        if engine.to_load:
+            loads, engine.to_load = engine.to_load, []
+            for seq in loads:
+                remote = seq.remote
+                if remote is not None and self.puller is not None and not remote.lost:
+                    self._loads.add(seq)
+                    self._spawn(self._load(self.puller, remote, seq))
+        if engine.to_release:
+            releases, engine.to_release = engine.to_release, []
+            for remote in releases:
+                self.release(remote)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, puller: Puller, remote: RemoteKv, seq: Sequence) -> None:
+        engine = self.engine
+        count = len(seq.blocks) - seq.computed // engine.settings.block_size
+        data: bytes | None = None
+        size = 0
+        try:
+            if self.transfer_s:
+                await self.clock.sleep(self.transfer_s)
+            data, size = await puller.read(remote, count)
+        except TransferError as error:
+            log.warning("request %s: KV load failed: %s", seq.request_id, error)
+        await self._thawed.wait()
+        self._loads.discard(seq)
+        if seq.state is State.FINISHED:
+            engine.drop_load(seq)
+        else:
+            engine.loaded(seq, data, size)
+        self._wake.set()
+
+    async def _release(self, puller: Puller, remote: RemoteKv) -> None:
+        try:
+            await puller.release(remote)
+        except TransferError as error:
+            log.warning("prefill request %s keeps its KV until its lease ends: %s", remote.request_id, error)

@@ -1,0 +1,349 @@
+"""The engine as a state machine: waiting and running sequences over a block pool, stepped from outside.
+
+One step is `plan` (what runs now: one token of each running sequence, prompt chunks while the token budget lasts,
+new sequences while there is room), the time that it takes, and `commit` (compute, sample, finish). No clock, no
+socket: `driver` owns both. A shared scheduler can take the place of `plan` without touching the rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from disagg.engines.emulated.blocks import BlockPool, Leases, next_key, root_key
+from disagg.engines.emulated.handoff import LocalSide, RemoteKv, handle
+from disagg.engines.emulated.model import Tokenizer, ToyModel
+from disagg.engines.emulated.sequence import FinishReason, Sequence, State
+from disagg.engines.emulated.settings import EngineSettings
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the metrics page counts, since the start."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    preemptions: int = 0
+    failed_loads: int = 0
+    loads: int = 0
+    loaded_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    local_hit_tokens: int = 0
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step.
+
+    Attributes:
+        work: Sequences and how many of their tokens to compute.
+        prefill_tokens: Prompt tokens in it.
+        decode_seqs: Sequences that compute one token after their prompt.
+        context_tokens: KV positions that all of them read.
+    """
+
+    work: list[tuple[Sequence, int]]
+    prefill_tokens: int
+    decode_seqs: int
+    context_tokens: int
+
+
+class Engine:
+    """All sequences and blocks of one engine.
+
+    Attributes:
+        to_load: Sequences whose remote KV has to be fetched; the driver takes them and calls `loaded`.
+        to_release: Remote KV that will not be read; the driver tells its owner.
+    """
+
+    def __init__(self, settings: EngineSettings, side: LocalSide) -> None:
+        self.settings = settings
+        self.side = side
+        self.model = ToyModel.named(settings.model, settings.mean_output_tokens)
+        self.tokenizer = Tokenizer()
+        self.pool = BlockPool(settings.num_blocks, settings.block_size, caching=settings.prefix_caching)
+        self.leases = Leases(settings.lease_s)
+        self.counters = Counters()
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.loading: set[Sequence] = set()
+        self.to_load: list[Sequence] = []
+        self.to_release: list[RemoteKv] = []
+
+    # In and out.
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        if seq.remote is not None and seq.sampling.prompt_logprobs:
+            # Log probabilities of the prompt need every position computed here.
+            self.to_release.append(seq.remote)
+            seq.remote = None
+        self.waiting.append(seq)
+
+    def abort(self, seq: Sequence) -> None:
+        """The client has left: free what the sequence holds; nothing is reported."""
+        if seq.state is State.FINISHED:
+            return
+        if seq.remote is not None and seq.state is State.WAITING and not seq.blocks:
+            self.to_release.append(seq.remote)
+        self._leave(seq)
+        self._end(seq, "abort")
+
+    def loaded(self, seq: Sequence, data: bytes | None, remote_block_size: int) -> None:
+        """The remote KV of a sequence is here, or could not be fetched (None)."""
+        if seq.state is not State.LOADING:
+            return
+        self.loading.discard(seq)
+        remote = seq.remote
+        seq.remote = None
+        if data is None or remote is None:
+            self._load_failed(seq)
+            return
+        skipped = seq.computed // self.settings.block_size
+        self.pool.write_raw(seq.blocks[skipped:], data, remote_block_size)
+        prompt = len(seq.prompt)
+        seq.external_tokens = prompt - seq.computed
+        self.counters.loads += 1
+        self.counters.loaded_tokens += seq.external_tokens
+        self.counters.external_hits += seq.external_tokens
+        if remote.prefill_cached_tokens is not None:
+            seq.cached_tokens = remote.prefill_cached_tokens
+        else:
+            seq.cached_tokens = prompt
+        # The last prompt token is computed here, because the first output token is sampled from it.
+        seq.computed = prompt - 1
+        self._remember(seq, 0, prompt)
+        seq.state = State.WAITING
+        self.waiting.appendleft(seq)
+
+    def _load_failed(self, seq: Sequence) -> None:
+        self.counters.failed_loads += 1
+        if self.settings.recompute:
+            seq.state = State.WAITING
+            self.waiting.appendleft(seq)
+            return
+        self._free(seq)
+        self._end(seq, "error")
+        seq.on_output(seq)
+
+    def collect(self, request_id: str) -> None:
+        """A decode engine has read a finished prompt's KV."""
+        self.pool.release(self.leases.collect(request_id))
+
+    def reap(self, now: float) -> None:
+        """Free the KV whose lease has ended."""
+        self.pool.release(self.leases.reap(now))
+
+    def fail_all(self) -> None:
+        """The engine dies: every sequence ends with an error."""
+        for seq in [*self.waiting, *self.running, *self.loading]:
+            self._leave(seq)
+            self._end(seq, "error")
+            seq.on_output(seq)
+
+    # One step.
+
+    def plan(self) -> Plan | None:
+        """What to compute next; None if there is nothing."""
+        budget = self.settings.max_num_batched_tokens
+        work: list[tuple[Sequence, int]] = []
+        prefill = decodes = context = 0
+        preemptions = self.counters.preemptions
+        for seq in tuple(self.running):
+            if budget == 0:
+                break
+            if seq.state is not State.RUNNING:
+                continue
+            count = min(seq.length - seq.computed, budget)
+            if not self._grow(seq, seq.computed + count):
+                continue
+            work.append((seq, count))
+            budget -= count
+        while budget and self.waiting and preemptions == self.counters.preemptions:
+            admitted = self._admit(budget)
+            if admitted is None:
+                break
+            if admitted[1]:
+                work.append(admitted)
+                budget -= admitted[1]
+        work = [item for item in work if item[0].state is State.RUNNING]
+        if not work and preemptions != self.counters.preemptions:
+            # The only one that ran has yielded its blocks: there may be room for it, or another, now.
+            return self.plan()
+        for seq, count in work:
+            context += seq.computed + count
+            if seq.computed >= len(seq.prompt):
+                decodes += 1
+            else:
+                prefill += count
+        return Plan(work, prefill, decodes, context) if work else None
+
+    def commit(self, plan: Plan, now: float) -> None:
+        """Compute what was planned; sequences that have ended meanwhile are passed over."""
+        pool, model, size = self.pool, self.model, self.settings.block_size
+        for seq, count in plan.work:
+            if seq.state is not State.RUNNING:
+                continue
+            start = seq.computed
+            before = pool.context(seq.blocks, start)
+            sums = model.extend(before, seq.tokens(start, count))
+            pool.write(seq.blocks, start, before, sums)
+            end = seq.computed = start + count
+            if start // size != end // size:
+                self._remember(seq, start, end)
+            if seq.sampling.prompt_logprobs and start < len(seq.prompt):
+                seq.prompt_contexts += sums
+            if end == seq.length:
+                self._sample(seq, sums[-1], now)
+
+    # Admission and room.
+
+    def _admit(self, budget: int) -> tuple[Sequence, int] | None:
+        """Let the first waiting sequence in: a number of tokens to compute, or 0 if it goes to load its KV."""
+        seq = self.waiting[0]
+        if not seq.blocks and not self._place(seq):
+            return None
+        if seq.state is State.LOADING:
+            self.waiting.popleft()
+            return seq, 0
+        if len(self.running) >= self.settings.max_num_seqs:
+            return None
+        count = min(seq.length - seq.computed, budget)
+        if not self._room(seq, seq.computed + count):
+            if not seq.external_tokens:
+                # Cached blocks are not held by one who waits: those who run may need them to come to an end.
+                self._free(seq)
+            return None
+        self.waiting.popleft()
+        seq.state = State.RUNNING
+        self.running.append(seq)
+        return seq, count
+
+    def _place(self, seq: Sequence) -> bool:
+        """Find cached blocks, and for remote KV take all the blocks that it needs. False if there is no room."""
+        settings, counters, pool = self.settings, self.counters, self.pool
+        tokens = len(seq.prompt)
+        if seq.remote is None and len(self.running) >= settings.max_num_seqs:
+            return False
+        found: list[int] = []
+        if settings.prefix_caching and not seq.sampling.prompt_logprobs:
+            # The last token is always computed, so a prompt is never found whole.
+            found = pool.find(seq.prompt_keys(settings.block_size)[: (tokens - 1) // settings.block_size])
+        pool.share(found)
+        seq.blocks, seq.computed = found, len(found) * settings.block_size
+        if seq.remote is not None and not self._room(seq, tokens):
+            self._free(seq)
+            return False
+        if not seq.placed:
+            seq.placed = True
+            counters.prefix_queries += tokens
+            counters.prefix_hits += seq.computed
+            counters.external_queries += tokens - seq.computed
+            counters.local_hit_tokens += seq.computed
+            seq.cached_tokens = seq.computed
+        if seq.remote is not None:
+            seq.state = State.LOADING
+            self.loading.add(seq)
+            self.to_load.append(seq)
+        return True
+
+    def _room(self, seq: Sequence, positions: int) -> bool:
+        """Give a sequence blocks for so many positions, if they are free."""
+        missing = -(-positions // self.settings.block_size) - len(seq.blocks)
+        if missing <= 0:
+            return True
+        taken = self.pool.allocate(missing)
+        if taken is None:
+            return False
+        seq.blocks += taken
+        return True
+
+    def _grow(self, seq: Sequence, positions: int) -> bool:
+        """Room for a running sequence, if need be taken from the latest. False if it had to yield itself."""
+        while not self._room(seq, positions):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Send a sequence back to the queue; all its KV is computed again, from prompt and output."""
+        self.running.remove(seq)
+        self._free(seq)
+        seq.state = State.WAITING
+        seq.prompt_contexts.clear()
+        self.waiting.appendleft(seq)
+        self.counters.preemptions += 1
+
+    # Results and ends.
+
+    def _sample(self, seq: Sequence, context: int, now: float) -> None:
+        counters = self.counters
+        if not seq.output:
+            counters.prompt_tokens += len(seq.prompt)
+            counters.computed_prompt_tokens += max(0, len(seq.prompt) - seq.cached_tokens - seq.external_tokens)
+        token = seq.choose(self.model, context)
+        counters.generation_tokens += 1
+        if seq.append(token, context, self.tokenizer, self.settings.max_model_len):
+            self.running.remove(seq)
+            self._settle(seq, now)
+            seq.on_output(seq)
+        elif seq.streaming:
+            seq.on_output(seq)
+
+    def _settle(self, seq: Sequence, now: float) -> None:
+        """A sequence has ended by itself: keep its KV for decode if that was asked for, else free it."""
+        reason = seq.finish_reason
+        if seq.keep_for_decode and seq.blocks:
+            seq.params_out = handle(self.side, seq.request_id, seq.blocks, seq.computed, seq.cached_tokens)
+            self.leases.pin(seq.request_id, seq.blocks, now)
+            seq.blocks = []
+        else:
+            self._free(seq)
+        self._end(seq, reason or "stop")
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        seq.state = State.FINISHED
+        seq.finish_reason = reason
+        self.counters.finished[reason] += 1
+
+    def _leave(self, seq: Sequence) -> None:
+        """Take a sequence out of wherever it is and free its blocks."""
+        if seq.state is State.WAITING:
+            self.waiting.remove(seq)
+        elif seq.state is State.RUNNING:
+            self.running.remove(seq)
+        if seq.state is State.LOADING:
+            # The transfer still writes into these blocks: they come back when it has ended (`drop_load`).
+            self.loading.discard(seq)
+        else:
+            self._free(seq)
+
+    def drop_load(self, seq: Sequence) -> None:
+        """A transfer for an aborted sequence has ended: its blocks are nobody's target any more."""
+        self._free(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        self.pool.release(seq.blocks)
+        seq.blocks = []
+        seq.computed = 0
+
+    def _remember(self, seq: Sequence, start: int, end: int) -> None:
+        """Make blocks findable that became full between two positions."""
+        size = self.settings.block_size
+        if not self.settings.prefix_caching:
+            return
+        keys = seq.prompt_keys(size)
+        for index in range(start // size, end // size):
+            while len(keys) <= index:
+                at = len(keys) * size
+                keys.append(next_key(keys[-1] if keys else root_key(seq.salt_key), seq.tokens(at, size)))
+            self.pool.remember(seq.blocks[index], keys[index])

@@ -1,0 +1,176 @@
+"""One emulated engine with its HTTP server and side channel: start, serve, die, start again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from disagg.engines.emulated.driver import Driver, WallClock
+from disagg.engines.emulated.engine import Engine
+from disagg.engines.emulated.exchange import ENGINE_DEAD
+from disagg.engines.emulated.faults import FaultBox, Faults
+from disagg.engines.emulated.handoff import LocalSide
+from disagg.engines.emulated.server import Api, Core
+from disagg.engines.emulated.settings import EngineSettings, Pace, Role
+from disagg.engines.emulated.transfer import Puller, SideChannel
+from disagg.http.limits import ServerLimits
+from disagg.http.server import Server
+
+log = logging.getLogger("disagg.emulated")
+
+# As the real server: a connection without a request is closed after 5 s, and bodies have no practical limit.
+_LIMITS = ServerLimits(idle_timeout_s=5.0, max_body_bytes=512 * 1024**2, max_header_bytes=256 * 1024)
+# How long a dead engine's server still answers, so that everybody who waits for it is told.
+_LAST_WORDS_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where an instance listens; port 0 takes a free one."""
+
+    host: str
+    port: int
+    side_channel_host: str
+    side_channel_port: int
+
+
+class Instance:
+    """An emulated engine.
+
+    Args:
+        settings: The engine.
+        pace: How long its steps take.
+        addresses: Where it listens.
+        faults: What goes wrong from the start.
+        on_death: Called once it is down: after a fatal request or a crash.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        pace: Pace,
+        addresses: Addresses,
+        *,
+        faults: Faults | None = None,
+        on_death: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings.checked()
+        self.addresses = addresses
+        self._pace = pace
+        self._faults = FaultBox(faults or Faults())
+        self._on_death = on_death
+        self._background: set[asyncio.Task[None]] = set()
+        self._core: Core | None = None
+        self._server: Server | None = None
+        self._side: SideChannel | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL of its HTTP server, once started."""
+        host = self.addresses.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.addresses.port}"
+
+    @property
+    def core(self) -> Core:
+        """The running engine."""
+        if self._core is None:
+            raise RuntimeError("the instance has not been started")
+        return self._core
+
+    async def start(self) -> None:
+        """Listen and run.
+
+        Raises:
+            PreparationError: If a port cannot be bound.
+        """
+        settings, where = self.settings, self.addresses
+        connected = settings.role is not Role.NONE
+        engine = Engine(settings, LocalSide(settings.engine_id, where.side_channel_host, where.side_channel_port))
+        puller = None
+        if connected:
+            puller = Puller(
+                settings.model,
+                settings.block_size,
+                settings.handshake_timeout_s,
+                settle_failures=not settings.recompute,
+            )
+        driver = Driver(engine, self._pace, WallClock(), puller)
+        driver.transfer_s += self._faults.current.transfer_s
+        core = Core(engine, driver, self._faults, self.die, self._control, created=int(time.time()))
+        server = Server(Api(core).handle, _LIMITS)
+        await server.start(where.host, where.port)
+        self._server = server
+        side_port = where.side_channel_port
+        if connected:
+            self._side = SideChannel(engine, driver.clock.now, driver.gate)
+            try:
+                side_port = await self._side.start(where.side_channel_host, where.side_channel_port)
+            except BaseException:
+                await server.stop()
+                raise
+        self.addresses = replace(where, port=server.port, side_channel_port=side_port)
+        engine.side = LocalSide(settings.engine_id, where.side_channel_host, side_port)
+        self._core = core
+        driver.start()
+
+    async def stop(self) -> None:
+        """Close everything at once."""
+        server, side, core = self._server, self._side, self._core
+        self._server = self._side = self._core = None
+        if side is not None:
+            side.stop()
+        if server is not None:
+            await server.stop()
+        if core is not None:
+            await core.driver.stop()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what is under way, then close."""
+        if self._server is not None:
+            await self._server.drain(timeout_s)
+        await self.stop()
+
+    async def restart(self) -> None:
+        """Start again on the same ports, as another incarnation with an empty cache."""
+        await self.stop()
+        self.settings = replace(self.settings, engine_id=str(uuid4()))
+        await self.start()
+
+    def die(self) -> None:
+        """A request has brought the engine down: everybody is told, and then it is gone."""
+        core = self.core
+        if core.dead:
+            return
+        core.dead = True
+        log.error("engine %s died", self.settings.engine_id)
+        for exchange in tuple(core.exchanges):
+            exchange.fail(ENGINE_DEAD)
+        self._later(self._go(_LAST_WORDS_S))
+
+    async def _go(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await self.stop()
+        if self._on_death is not None:
+            self._on_death()
+
+    async def _control(self, action: str) -> None:
+        driver = self.core.driver
+        match action:
+            case "freeze":
+                driver.freeze()
+            case "thaw":
+                driver.thaw()
+            case "crash":
+                self._later(self._go(0.0))
+            case _:
+                self._later(self.restart())
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        # Not awaited by the request that asked: stopping the server ends that request's own task.
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

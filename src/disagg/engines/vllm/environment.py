@@ -1,0 +1,97 @@
+"""Environment of one vLLM engine: devices, side channel, and what lets several engines share a CPU."""
+
+from __future__ import annotations
+
+from disagg.engines.base import StartContext
+from disagg.engines.settings import StageSettings, stage_settings
+from disagg.engines.vllm.transfer import transfer_config
+from disagg.topology.instances import Instance
+from disagg.topology.spec import Platform, Topology
+
+DEFAULT_CPU_KV_CACHE_GIB = 1
+"""KV cache of an engine on CPU in GiB, if the user sets none. vLLM's own default takes most of the memory."""
+
+RESERVED: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "use the stage's device_groups",
+    "HIP_VISIBLE_DEVICES": "use the stage's device_groups",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "use link.side_channel_port",
+    "VLLM_RPC_BASE_PATH": "each instance has a private directory",
+    "VLLM_API_KEY": "engines are reached through the router; the key belongs there",
+}
+"""Variables that are set per instance, with what to use instead."""
+
+_VISIBLE_DEVICES = {Platform.CUDA: "CUDA_VISIBLE_DEVICES", Platform.ROCM: "HIP_VISIBLE_DEVICES"}
+
+
+def environment(topology: Topology, instance: Instance, context: StartContext) -> dict[str, str]:
+    """Variables set on top of the launcher's; the user's own for this stage win, apart from the reserved ones."""
+    settings = stage_settings(topology, instance.stage)
+    env = {
+        "VLLM_LOGGING_LEVEL": "DEBUG" if topology.verbosity >= 2 else "INFO",
+        # Usage reports go to vLLM's authors over the network; who wants them sets this to 0.
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if topology.verbosity >= 3:
+        env["VLLM_LOG_STATS_INTERVAL"] = "1"
+    if context.model.startswith("/"):
+        # With the files at hand, a look at the hub only costs time, or the start where there is no network.
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if topology.platform is Platform.CPU:
+        env |= _cpu(settings, instance)
+        if without_worker(topology, settings):
+            # On CPU vLLM starts a worker whatever it is told, unless this is off; the core process stays its own.
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    env |= settings.env
+    env |= {"VLLM_RPC_BASE_PATH": context.run_dir, "TMPDIR": context.run_dir}
+    if transfer_config(topology, instance.stage, context.incarnation) is not None:
+        env |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.env.get("VLLM_NIXL_SIDE_CHANNEL_HOST", instance.host),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(instance.side_channel_port),
+        }
+    visible = _VISIBLE_DEVICES.get(topology.platform)
+    if visible is not None and instance.devices:
+        env[visible] = ",".join(map(str, instance.devices))
+    return env
+
+
+def unset(topology: Topology) -> tuple[str, ...]:
+    """Variables of the launcher's own environment that would change an engine behind the topology's back."""
+    names = ["VLLM_API_KEY", "VLLM_PORT", "VLLM_HOST_IP"]
+    if topology.platform is Platform.CPU:
+        # A list of plug-ins would leave out ours; the newer model runner needs Triton, which has no CPU back end.
+        names += ["VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"]
+    if topology.platform is Platform.ROCM:
+        # vLLM refuses to start when the two variables differ.
+        names.append("CUDA_VISIBLE_DEVICES")
+    return tuple(names)
+
+
+def without_worker(topology: Topology, settings: StageSettings) -> bool:
+    """Whether the model runs inside the engine's core process, without a worker of its own.
+
+    Measured on two cores with vLLM 0.32: an engine starts in 26 s in place of 37 s, takes 0.45 GB less, and a decode
+    step beside a busy prefill engine takes 0.08 s in place of 0.16 s, because no shared-memory queue is polled.
+    """
+    backend = settings.engine_args.get("distributed-executor-backend", "uni")
+    return topology.platform is Platform.CPU and local_ranks(settings) == 1 and backend == "uni"
+
+
+def local_ranks(settings: StageSettings) -> int:
+    """Worker processes of one instance."""
+    shape = settings.parallel
+    return shape.tensor * shape.pipeline * shape.data
+
+
+def _cpu(settings: StageSettings, instance: Instance) -> dict[str, str]:
+    env = {
+        # vLLM would bind every engine to the same first core; the launcher confines the processes instead.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Threads that wait for work must not spin: the other engine needs the core.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(DEFAULT_CPU_KV_CACHE_GIB),
+    }
+    if instance.devices:
+        env["OMP_NUM_THREADS"] = str(max(1, len(instance.devices) // local_ranks(settings)))
+    return env

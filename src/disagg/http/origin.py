@@ -1,0 +1,68 @@
+"""Where a request goes, and its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+from disagg.http.messages import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an HTTP server is.
+
+    Attributes:
+        host: Name or address, without brackets.
+        port: TCP port.
+        authority: ``host:port`` as it stands in the `Host` header.
+    """
+
+    host: str
+    port: int
+    authority: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read the origin of a URL such as ``http://[::1]:9900``.
+
+        Raises:
+            ValueError: If it is not an ``http`` URL with a host.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// URL")
+        port = parts.port or 80
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return cls(parts.hostname, port, f"{host}:{port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request to an engine.
+
+    Attributes:
+        method: Upper-case method.
+        target: Path and query.
+        headers: Headers except `Host` and `Content-Length`.
+        body: The whole body.
+        resend: The request may be sent a second time when a kept connection turns out to have been closed
+            before anything of an answer came.
+    """
+
+    method: str
+    target: str
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+    resend: bool = True
+
+    def encode(self, origin: Origin) -> bytes:
+        """The bytes on the wire."""
+        parts = [f"{self.method} {self.target} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode("latin-1")]
+        for name, value in self.headers:
+            parts += (name, b": ", value, b"\r\n")
+        if self.body or self.method not in {"GET", "HEAD", "DELETE"}:
+            parts.append(b"content-length: %d\r\n" % len(self.body))
+        parts += (b"\r\n", self.body)
+        return b"".join(parts)

@@ -1,0 +1,181 @@
+"""Proof that KV really moves: one prompt that nobody has sent before, through prefill and then decode.
+
+An engine that answers its health check may still be unable to take KV over: a connector that is not configured,
+another block size, a data path that a firewall eats. Most of that ends in a right answer that decode computed by
+itself, so the answer proves nothing. The decode engine's own counter of prompt tokens that came from elsewhere does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from disagg.engines.base import Api, Body, Dialect, ReadinessProbe
+from disagg.errors import HandoffError, UpstreamProtocolError
+from disagg.http.client import Client
+from disagg.http.limits import LegTimes
+from disagg.http.messages import JSON_TYPE
+from disagg.http.origin import Origin, Outgoing
+
+_MAX_ANSWER_BYTES = 8 * 1024**2
+_DECODED_TOKENS = 2
+# A random word of four letters is rarely more than five tokens with its blank, whatever the tokenizer, and rarely
+# less than one.
+_MAX_TOKENS_PER_WORD = 5
+_DEFAULT_BLOCK_TOKENS = 128
+_PROBED_BLOCKS = 3
+# Engines publish counters at the end of a step or of a log interval.
+_COUNTER_LAG_S = 5.0
+_COUNTER_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """What every probe of a deployment has in common.
+
+    Attributes:
+        model: Name under which the engines answer.
+        dialect: How the two legs are written.
+        readiness: Where an engine tells about itself.
+        block_tokens: Tokens per KV block, if it is known.
+        max_model_len: Context limit in tokens, if it is known.
+        timeout_s: For each leg. Long, because a first request may compile.
+    """
+
+    model: str
+    dialect: Dialect
+    readiness: ReadinessProbe
+    block_tokens: int | None = None
+    max_model_len: int | None = None
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a probe that worked has shown.
+
+    Attributes:
+        prompt_tokens: Length of the probe's prompt.
+        moved_tokens: By how much decode's counter rose; None if the engine has no such counter.
+        seconds: Duration of both legs.
+    """
+
+    prompt_tokens: int
+    moved_tokens: int | None
+    seconds: float
+
+
+async def probe_handoff(client: Client, plan: ProbePlan, prefill: Origin, decode: Origin) -> Proof:
+    """Send one prompt through both legs and check that decode took its KV over.
+
+    Raises:
+        UpstreamError: If a leg fails, or decode computed the prompt itself.
+    """
+    loop = asyncio.get_running_loop()
+    body = probe_body(plan)
+    before = await read_counter(client, decode, plan)
+    began = loop.time()
+    answer = await _post(client, prefill, plan.dialect.prefill_body(Api.COMPLETIONS, body), plan.timeout_s)
+    handle = plan.dialect.read_handle(answer)
+    await _post(client, decode, plan.dialect.decode_body(Api.COMPLETIONS, body, handle), plan.timeout_s)
+    seconds = loop.time() - began
+    if before is None:
+        return Proof(handle.prompt_tokens, None, seconds)
+    needed = handle.prompt_tokens - _tolerance(plan, handle.prompt_tokens)
+    rise = 0.0
+    give_up_at = loop.time() + _COUNTER_LAG_S
+    while loop.time() < give_up_at:
+        rise = (await read_counter(client, decode, plan) or 0.0) - before
+        if rise >= needed:
+            return Proof(handle.prompt_tokens, int(rise), seconds)
+        await asyncio.sleep(_COUNTER_PAUSE_S)
+    raise HandoffError(
+        f"decode answered, but computed the prompt itself: {plan.readiness.external_hits} rose by {rise:g} "
+        f"for a prompt of {handle.prompt_tokens} tokens.",
+        hint="Compare the two instances' KV settings (connector, role, block size, dtype) and their logs.",
+    )
+
+
+async def probe_local(client: Client, plan: ProbePlan, instance: Origin) -> None:
+    """Let an instance that needs no partner answer one prompt by itself.
+
+    Raises:
+        UpstreamError: If it does not.
+    """
+    await _post(client, instance, plan.dialect.decode_body(Api.COMPLETIONS, probe_body(plan), None), plan.timeout_s)
+
+
+def probe_body(plan: ProbePlan) -> Body:
+    """A completion over several KV blocks of random words, well inside the context limit."""
+    words = _PROBED_BLOCKS * (plan.block_tokens or _DEFAULT_BLOCK_TOKENS) // 2
+    if plan.max_model_len is not None:
+        words = min(words, max(1, (plan.max_model_len - _DECODED_TOKENS) // _MAX_TOKENS_PER_WORD))
+    source = random.SystemRandom()
+    prompt = " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=4)) for _ in range(words))
+    fields = {"model": plan.model, "prompt": prompt, "max_tokens": _DECODED_TOKENS, "temperature": 0, "stream": False}
+    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+
+
+async def is_healthy(client: Client, origin: Origin, path: str, timeout_s: float) -> None:
+    """Ask an instance whether it serves.
+
+    Raises:
+        UpstreamError: If it does not answer, or with another status than 200.
+    """
+    status, _ = await _exchange(client, origin, Outgoing("GET", path), timeout_s)
+    if status != 200:
+        raise UpstreamProtocolError(f"{path} answered with status {status}.")
+
+
+async def read_counter(client: Client, origin: Origin, plan: ProbePlan) -> float | None:
+    """The decode engine's count of prompt tokens whose KV came from elsewhere; None if it has no such counter.
+
+    Raises:
+        UpstreamError: If the metrics cannot be read.
+    """
+    if plan.readiness.external_hits is None:
+        return None
+    status, text = await _exchange(client, origin, Outgoing("GET", plan.readiness.metrics_path), plan.timeout_s)
+    if status != 200:
+        raise UpstreamProtocolError(f"{plan.readiness.metrics_path} answered with status {status}.")
+    return sum_metric(text.decode("utf-8", errors="replace"), plan.readiness.external_hits)
+
+
+def sum_metric(text: str, name: str) -> float:
+    """A counter's or gauge's value over all its labels; 0 if it is not there yet.
+
+    Raises:
+        UpstreamProtocolError: If the text is not in Prometheus' format.
+    """
+    wanted = {name, f"{name}_total"}
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError as error:
+        raise UpstreamProtocolError(f"The engine's metrics cannot be read: {error}.") from error
+    return sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
+
+
+def _tolerance(plan: ProbePlan, prompt_tokens: int) -> int:
+    """Tokens that decode computes itself although the handoff worked: the last one, or a partial block."""
+    return min((plan.block_tokens or _DEFAULT_BLOCK_TOKENS) + 1, max(1, prompt_tokens // 2))
+
+
+async def _post(client: Client, origin: Origin, body: bytes, timeout_s: float) -> bytes:
+    outgoing = Outgoing("POST", Api.COMPLETIONS.value, (JSON_TYPE,), body, resend=False)
+    status, answer = await _exchange(client, origin, outgoing, timeout_s)
+    if status != 200:
+        said = answer.decode("utf-8", errors="replace").strip()[:300]
+        raise UpstreamProtocolError(f"{origin.authority} answered with status {status}: {said}")
+    return answer
+
+
+async def _exchange(client: Client, origin: Origin, outgoing: Outgoing, timeout_s: float) -> tuple[int, bytes]:
+    response = await client.request(origin, outgoing, LegTimes(timeout_s, timeout_s, timeout_s))
+    try:
+        return response.status, await response.read(_MAX_ANSWER_BYTES)
+    finally:
+        response.close()

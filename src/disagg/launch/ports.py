@@ -1,0 +1,76 @@
+"""Every port of a deployment, looked at before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from disagg.engines.base import PlannedProcess
+from disagg.errors import ConfigError, Problem
+from disagg.launch import procfs
+
+
+def check_ports(processes: Sequence[PlannedProcess], endpoint: Mapping[str, int] | None = None) -> None:
+    """Make sure that every planned port is planned once and is free now.
+
+    A process that another program keeps from its port would hang or die minutes later, and two instances that
+    share a side channel would read each other's KV; so all ports of all processes are tried at once.
+
+    Args:
+        processes: What is going to start.
+        endpoint: Further ports of this program itself, by purpose.
+
+    Raises:
+        ConfigError: Naming every port that is taken, by whom, and every port that is planned twice.
+    """
+    users: dict[int, list[str]] = {}
+    for purpose, port in (endpoint or {}).items():
+        users.setdefault(port, []).append(purpose)
+    for process in processes:
+        for purpose, port in process.ports.items():
+            users.setdefault(port, []).append(f"{process.name} {purpose}")
+    taken = taken_ports(users)
+    problems = [
+        Problem(", ".join(names), f"port {port} is planned for each of them; give them different ports")
+        for port, names in sorted(users.items())
+        if len(names) > 1
+    ]
+    problems += [
+        Problem(users[port][0], f"port {port} is {reason}; choose another one or stop what uses it")
+        for port, reason in sorted(taken.items())
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def taken_ports(ports: Iterable[int]) -> dict[int, str]:
+    """Which of the ports cannot be listened on now.
+
+    Returns:
+        Port to the reason, with the process that has it where this user may know.
+    """
+    wanted = sorted(set(ports))
+    errors = {port: error for port in wanted if (error := _bind_error(port)) is not None}
+    owners = procfs.listeners([port for port, error in errors.items() if error.errno == errno.EADDRINUSE])
+    reasons: dict[int, str] = {}
+    for port, error in errors.items():
+        if error.errno != errno.EADDRINUSE:
+            reasons[port] = f"refused by the system ({error.strerror})"
+        elif port in owners:
+            reasons[port] = "taken by pid {} ({})".format(*owners[port])
+        else:
+            reasons[port] = "taken by another process"
+    return reasons
+
+
+def _bind_error(port: int) -> OSError | None:
+    """Try the wildcard address: it clashes with a listener on any address of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: connections of an earlier run that linger in TIME_WAIT are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - bound for an instant, never listened on
+        except OSError as error:
+            return error
+    return None

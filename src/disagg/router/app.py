@@ -1,0 +1,217 @@
+"""The router: its paths, its limits, and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from disagg import __version__
+from disagg.engines.base import Api, Dialect
+from disagg.errors import (
+    DisaggError,
+    MethodNotAllowedError,
+    NotDisaggregableError,
+    OverloadedError,
+    UnknownPathError,
+    UpstreamUnreachableError,
+)
+from disagg.http.client import Client
+from disagg.http.limits import ClientLimits, ServerLimits
+from disagg.http.messages import Answer, Request, error_answer, json_answer
+from disagg.http.responder import Responder
+from disagg.http.server import Server
+from disagg.policy.base import Policy
+from disagg.policy.registry import make_policy
+from disagg.router.config import Clocks, RouterConfig
+from disagg.router.fleet import Fleet, Member
+from disagg.router.handoff import Journey, Route
+from disagg.router.intake import PASSED_ON, public_id, read_intake
+from disagg.router.legs import Legs
+from disagg.router.metrics import CONTENT_TYPE, Metrics
+from disagg.router.models import Models
+from disagg.router.record import Outcome, Record
+from disagg.topology.spec import Stage
+
+log = logging.getLogger("disagg.router")
+access = logging.getLogger("disagg.access")
+
+_APIS = {api.value: api for api in Api}
+_NOT_YET = frozenset({
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/v1/score",
+    "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/tokenize", "/detokenize", "/inference/v1/generate",
+    "/v1/audio/transcriptions", "/v1/audio/translations",
+})  # fmt: skip
+"""Paths of the engines that exist, and mean nothing over separate stages here."""
+
+Page = Callable[[Request], Awaitable[Answer]]
+
+
+class Router:
+    """One endpoint in front of the fleet. A change of the fleet needs no restart.
+
+    Args:
+        config: Names, limits, modes.
+        dialect: How legs are written for the engines of this deployment.
+        fleet: Who is there; the launcher keeps it up to date.
+        clocks: Where time and ids come from.
+        tick_s: How late a time limit may be noticed, in seconds.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        dialect: Dialect,
+        fleet: Fleet,
+        clocks: Clocks | None = None,
+        *,
+        tick_s: float = 0.1,
+    ) -> None:
+        spec = config.spec
+        self.config = config
+        self.fleet = fleet
+        self.metrics = Metrics(fleet)
+        self.client = Client(ClientLimits(connect_timeout_s=spec.connect_timeout_s, tick_s=tick_s))
+        self.server = Server(self._handle, ServerLimits(max_body_bytes=spec.max_body_bytes, tick_s=tick_s))
+        self._dialect = dialect
+        self._clocks = clocks or Clocks()
+        self._names = frozenset(config.served_model_names)
+        legs = Legs(fleet, self.client, _policies(config), self.metrics, self._clocks.monotonic)
+        # Ids of legs must not be guessed or repeated: engines pair the stages of a request by them.
+        prefix, numbers = os.urandom(12).hex(), count()
+        self._route = Route(
+            legs=legs,
+            dialect=dialect,
+            spec=spec,
+            max_handle_age_s=config.lease_s * 0.5,
+            serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
+            new_leg_id=lambda: b"%b-%x" % (prefix.encode(), next(numbers)),
+        )
+        self._models = Models(config, fleet, self.client, self._clocks)
+        self._pages: dict[str, Page] = {
+            "/v1/models": self._list_models,
+            "/health": self._health,
+            "/metrics": self._show_metrics,
+            "/version": self._version,
+        }
+        fleet.on_gone(self._member_gone)
+
+    async def start(self, host: str, port: int) -> None:
+        """Take requests on `host` and `port`; 0 takes a free port, see `port`.
+
+        Raises:
+            PreparationError: If the address cannot be bound.
+        """
+        await self.server.start(host, port)
+        log.info("listening on %s port %d", host, self.port)
+
+    @property
+    def port(self) -> int:
+        """The port that requests come in on."""
+        return self.server.port
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that clients have open."""
+        return self.metrics.in_flight
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests, and wait for those under way.
+
+        Returns:
+            Whether all of them ended within `timeout_s` seconds.
+        """
+        return await self.server.drain(timeout_s)
+
+    async def stop(self) -> None:
+        """End everything at once, requests under way included."""
+        await self.server.stop()
+        await self.client.close()
+
+    def _member_gone(self, member: Member) -> None:
+        self.client.forget(member.origin, UpstreamUnreachableError(f"its process {member.incarnation} is gone."))
+
+    # Requests.
+
+    async def _handle(self, request: Request, respond: Responder) -> None:
+        api = _APIS.get(request.path)
+        if api is not None and request.method == "POST":
+            await self._serve(api, request, respond)
+            return
+        page = self._pages.get(request.path)
+        if page is not None and request.method in {"GET", "HEAD"}:
+            respond.send_answer(await page(request))
+            return
+        respond.send_answer(_not_found(request, known=api is not None or page is not None, post=api is not None))
+
+    async def _serve(self, api: Api, request: Request, respond: Responder) -> None:
+        metrics, now = self.metrics, self._clocks.monotonic
+        record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), api, now())
+        metrics.in_flight += 1
+        try:
+            if metrics.in_flight > self.config.spec.max_in_flight:
+                raise OverloadedError(
+                    f"{self.config.spec.max_in_flight} requests are in flight, which is the limit.",
+                    hint="Try again later, or raise router.max_in_flight.",
+                )
+            intake = read_intake(api, request, self._names, self._dialect.internal_keys)
+            await Journey(self._route, intake, record, respond).run()
+            if record.status >= 400:
+                record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
+        except DisaggError as error:
+            record.status = error.status
+            record.outcome = Outcome.REFUSED if error.status < 500 else Outcome.FAILED
+            record.detail = record.detail or str(error)
+            answer = error_answer(error)
+            respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
+        except asyncio.CancelledError:
+            record.outcome = Outcome.CLIENT_LEFT
+            raise
+        finally:
+            metrics.in_flight -= 1
+            metrics.request_ended(record)
+            if self.config.access_log and access.isEnabledFor(logging.INFO):
+                access.info("%s", record.log_line(now()))
+
+    # Pages.
+
+    async def _list_models(self, request: Request) -> Answer:
+        return await self._models.answer(tuple(h for h in request.headers if h[0] in PASSED_ON))
+
+    async def _health(self, request: Request) -> Answer:
+        """200 only if each stage that the deployment needs has a ready instance."""
+        missing = self.fleet.missing_stages()
+        ready = not missing and not self.server.closing
+        status = "ready" if ready else "draining" if self.server.closing else "unavailable"
+        instances = [
+            {"name": m.name, "stage": m.stage, "state": m.state, "in_flight": m.in_flight, "url": m.url}
+            for m in self.fleet.members()
+        ]
+        return json_answer(200 if ready else 503, {"status": status, "missing": missing, "instances": instances})
+
+    async def _show_metrics(self, request: Request) -> Answer:
+        return Answer(200, self.metrics.render(), ((b"content-type", CONTENT_TYPE),))
+
+    async def _version(self, request: Request) -> Answer:
+        return json_answer(200, {"version": __version__})
+
+
+def _policies(config: RouterConfig) -> dict[Stage, Policy]:
+    spec = config.spec
+    return {
+        Stage.PREFILL: make_policy(spec.prefill_policy, "router.prefill_policy"),
+        Stage.DECODE: make_policy(spec.decode_policy, "router.decode_policy"),
+        Stage.COLOCATED: make_policy(spec.decode_policy, "router.decode_policy"),
+    }
+
+
+def _not_found(request: Request, *, known: bool, post: bool) -> Answer:
+    if known:
+        answer = error_answer(MethodNotAllowedError(f"{request.path} does not take {request.method}."))
+        allow = b"POST" if post else b"GET, HEAD"
+        return Answer(answer.status, answer.body, (*answer.headers, (b"allow", allow)))
+    if request.path in _NOT_YET:
+        return error_answer(NotDisaggregableError(f"{request.path} is not served over separate stages."))
+    return error_answer(UnknownPathError(f"There is no {request.path} here."))

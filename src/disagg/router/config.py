@@ -1,0 +1,44 @@
+"""What a router is told when it is built."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from disagg.topology.spec import Router as RouterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where time and fresh ids come from.
+
+    Attributes:
+        monotonic: Seconds that never go back; stamps handles and measures durations.
+        wall: Unix time in seconds, for `created` fields.
+        new_id: A fresh public request id.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    new_id: Callable[[], str] = field(default=lambda: str(uuid.uuid4()))
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Settings of one router.
+
+    Attributes:
+        served_model_names: Names that clients use; the first one is the model's main name.
+        spec: The topology's router section.
+        lease_s: How long prefill keeps a prompt's KV, in seconds. A handle older than half of it is not used.
+        max_model_len: Context limit in tokens shown by `/v1/models`; asked of an engine if None.
+        access_log: Write one line per request to the logger ``disagg.access``.
+    """
+
+    served_model_names: tuple[str, ...]
+    spec: RouterSpec = field(default_factory=RouterSpec)
+    lease_s: float = 30.0
+    max_model_len: int | None = None
+    access_log: bool = True

@@ -1,0 +1,179 @@
+"""Who is there: the members of each stage, their incarnations, states and open requests.
+
+A member is one *incarnation* of an instance. An instance that starts again gets a new member object, so whatever
+still holds the old one closes its books there and never touches the new one's counters. The launcher tells the
+fleet what happens to processes; the router reads snapshots and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from disagg.http.origin import Origin
+from disagg.policy.base import Snapshot
+from disagg.topology.spec import Stage
+
+
+class State(StrEnum):
+    """What an incarnation can be given.
+
+    `STARTING` and `DRAINING` get no new requests but keep those they have; `DOWN` means that the process is gone,
+    and ends them at once.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class Member:
+    """One incarnation of one instance.
+
+    Attributes:
+        name: The instance's name, stable over restarts.
+        stage: The stage that it serves.
+        origin: Where its HTTP server is.
+        incarnation: Unique to this start.
+        engine_id: What the engine calls itself in handles, if that is known before the first one.
+        state: What it can be given.
+        in_flight: Requests that the router has open on it.
+        snapshot: What policies see.
+    """
+
+    __slots__ = ("engine_id", "in_flight", "incarnation", "name", "origin", "snapshot", "stage", "state")
+
+    def __init__(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None) -> None:
+        self.name = name
+        self.stage = stage
+        self.origin = Origin.parse(url)
+        self.incarnation = incarnation
+        self.engine_id = engine_id
+        self.state = State.STARTING
+        self.in_flight = 0
+        self.snapshot = Snapshot(name, False, 0)
+
+    def set_state(self, state: State) -> None:
+        """Change what it can be given."""
+        self.state = state
+        self.snapshot = Snapshot(self.name, state is State.READY, self.in_flight)
+
+    def count(self, change: int) -> None:
+        """A request was opened (1) or closed (-1)."""
+        self.in_flight += change
+        self.snapshot = Snapshot(self.name, self.state is State.READY, self.in_flight)
+
+    @property
+    def url(self) -> str:
+        """Base URL of its HTTP server."""
+        return f"http://{self.origin.authority}"
+
+
+class Fleet:
+    """The members of all stages.
+
+    Args:
+        needed: Stages that must have a ready member for the deployment to be ready.
+    """
+
+    def __init__(self, needed: tuple[Stage, ...]) -> None:
+        self.needed = needed
+        self._members: dict[str, Member] = {}
+        self._by_stage: dict[Stage, list[Member]] = {stage: [] for stage in Stage}
+        self._listeners: list[Callable[[Member], None]] = []
+
+    def on_gone(self, listener: Callable[[Member], None]) -> None:
+        """Call `listener` with each incarnation that is down, replaced or removed."""
+        self._listeners.append(listener)
+
+    def add(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None = None) -> Member:
+        """Make an instance known; it is `STARTING`.
+
+        Raises:
+            ValueError: If the name is taken (see `update`), or the URL is not an ``http`` one.
+        """
+        if name in self._members:
+            raise ValueError(f"instance {name} is in the fleet already; a new start of it is an update")
+        member = Member(name, stage, url, incarnation, engine_id)
+        self._members[name] = member
+        self._by_stage[stage].append(member)
+        return member
+
+    def update(self, name: str, incarnation: str, url: str | None = None, engine_id: str | None = None) -> Member:
+        """An instance starts again: its old incarnation is gone, the new one is `STARTING`.
+
+        Args:
+            name: A known instance.
+            incarnation: Of the new start. The same as before only adds what was not known (URL, engine id).
+            url: New base URL, if it has changed.
+            engine_id: What the engine calls itself in handles.
+
+        Raises:
+            KeyError: If the instance is unknown.
+        """
+        old = self._members[name]
+        member = Member(name, old.stage, url or old.url, incarnation, engine_id)
+        if old.incarnation == incarnation and member.origin == old.origin:
+            old.engine_id = engine_id or old.engine_id
+            return old
+        self._members[name] = member
+        stage = self._by_stage[old.stage]
+        stage[stage.index(old)] = member
+        self._gone(old)
+        return member
+
+    def mark(self, name: str, incarnation: str, state: State) -> bool:
+        """Set the state of an incarnation.
+
+        Returns:
+            False if the instance is unknown or this incarnation is no longer the current one: news about a process
+            that has been replaced must not touch its successor.
+        """
+        member = self._members.get(name)
+        if member is None or member.incarnation != incarnation:
+            return False
+        if state is State.DOWN and member.state is not State.DOWN:
+            self._gone(member)
+        else:
+            member.set_state(state)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Forget an instance; requests that are open on it end at once.
+
+        Raises:
+            KeyError: If the instance is unknown.
+        """
+        member = self._members.pop(name)
+        self._by_stage[member.stage].remove(member)
+        self._gone(member)
+
+    def get(self, name: str) -> Member | None:
+        """The current incarnation of an instance."""
+        return self._members.get(name)
+
+    def is_current(self, member: Member) -> bool:
+        """Whether this incarnation is the instance's current one, and alive."""
+        return self._members.get(member.name) is member and member.state is not State.DOWN
+
+    def members(self, stage: Stage | None = None) -> tuple[Member, ...]:
+        """All members, or those of a stage, in the order in which they were added."""
+        return tuple(self._members.values() if stage is None else self._by_stage[stage])
+
+    def snapshots(self, stage: Stage) -> list[Snapshot]:
+        """What policies see of a stage."""
+        return [m.snapshot for m in self._by_stage[stage]]
+
+    def needs(self, stage: Stage) -> bool:
+        """Whether the deployment has this stage, ready or not."""
+        return stage in self.needed or bool(self._by_stage[stage])
+
+    def missing_stages(self) -> tuple[Stage, ...]:
+        """Needed stages without a ready member."""
+        return tuple(s for s in self.needed if not any(m.snapshot.ready for m in self._by_stage[s]))
+
+    def _gone(self, member: Member) -> None:
+        member.set_state(State.DOWN)
+        for listener in self._listeners:
+            listener(member)

@@ -1,0 +1,88 @@
+"""The story of one request, as headers, metrics and the access log tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from disagg.engines.base import Api
+from disagg.http.messages import Header
+
+
+class Path(StrEnum):
+    """Which way a request took."""
+
+    DISAGGREGATED = "disaggregated"
+    LOCAL = "local"
+    COLOCATED = "colocated"
+    NONE = "none"
+
+
+class Outcome(StrEnum):
+    """How a request ended, for the client."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """An answer of 4xx, ours or an engine's."""
+    FAILED = "failed"
+    """An answer of 5xx."""
+    BROKEN = "broken"
+    """The answer had begun, and ended with an error event."""
+    CLIENT_LEFT = "client_left"
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known about one request so far.
+
+    Attributes:
+        public_id: The id that the client sees.
+        api: What it called.
+        started_at: Monotonic seconds.
+        path: The way that it takes.
+        reason: Why the way is not the disaggregated one; empty otherwise.
+        prefill: Instance of the prefill leg whose KV was used, or tried last.
+        decode: Instance of the decode leg, or of the only leg.
+        status: Status sent to the client; 0 before that.
+        outcome: How it ended.
+        first_byte_at: When the client was sent the first byte of a body, monotonic seconds; 0 before that.
+        retries: How often it was tried again.
+        detail: For the log: what went wrong.
+    """
+
+    public_id: bytes
+    api: Api
+    started_at: float
+    path: Path = Path.NONE
+    reason: str = ""
+    prefill: str = ""
+    decode: str = ""
+    status: int = 0
+    outcome: Outcome = Outcome.OK
+    first_byte_at: float = 0.0
+    retries: int = 0
+    detail: str = ""
+
+    def headers(self) -> list[Header]:
+        """Response headers that tell the client which way its request took."""
+        lines = [(b"x-request-id", self.public_id)]
+        if self.path is not Path.NONE:
+            text = f"{self.path};reason={self.reason}" if self.reason else str(self.path)
+            lines.append((b"x-disagg-path", text.encode("latin-1")))
+        if self.prefill:
+            lines.append((b"x-disagg-prefill", self.prefill.encode("latin-1")))
+        if self.decode:
+            lines.append((b"x-disagg-decode", self.decode.encode("latin-1")))
+        return lines
+
+    def log_line(self, now: float) -> str:
+        """One line of ``key=value`` pairs; nothing of the request's content and no credentials."""
+        ttft = f"{self.first_byte_at - self.started_at:.4f}" if self.first_byte_at else "-"
+        reason = f" reason={self.reason}" if self.reason else ""
+        detail = f" detail={self.detail!r}" if self.detail else ""
+        return (
+            f"id={self.public_id.decode('latin-1')} api={self.api.value} path={self.path}{reason}"
+            f" prefill={self.prefill or '-'} decode={self.decode or '-'} status={self.status}"
+            f" outcome={self.outcome} ttft_s={ttft} duration_s={now - self.started_at:.4f}"
+            f" retries={self.retries}{detail}"
+        )

@@ -1,0 +1,47 @@
+"""From the launcher to the router: what happens to a process decides what its instance can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from disagg.launch.instance import State as Life
+from disagg.launch.member import View
+from disagg.router.fleet import Fleet, State
+from disagg.topology.instances import Instance
+
+_SHOWN: Mapping[Life, State] = {
+    Life.PLANNED: State.STARTING,
+    Life.STARTING: State.STARTING,
+    Life.HEALTHY: State.STARTING,
+    Life.VERIFYING: State.STARTING,
+    Life.READY: State.READY,
+    # No new requests, but those that it has may still end well: an engine that does not answer may be busy.
+    Life.SUSPECT: State.DRAINING,
+    Life.STOPPING: State.DRAINING,
+    Life.BACKOFF: State.DOWN,
+    Life.STOPPED: State.DOWN,
+    Life.FAILED: State.DOWN,
+}
+
+
+class FleetLink:
+    """Keeps the router's fleet up to date.
+
+    Args:
+        fleet: Of the router; the instances are added to it.
+        instances: Of the deployment. Services are not the router's business.
+    """
+
+    def __init__(self, fleet: Fleet, instances: Sequence[Instance]) -> None:
+        self._fleet = fleet
+        self._names = {instance.name for instance in instances}
+        for instance in instances:
+            fleet.add(instance.name, instance.stage, instance.url, incarnation="")
+
+    def on_state(self, view: View) -> None:
+        """A process has changed."""
+        if view.name not in self._names or not view.incarnation:
+            return
+        if view.state is Life.STARTING:
+            self._fleet.update(view.name, view.incarnation, engine_id=view.incarnation)
+        self._fleet.mark(view.name, view.incarnation, _SHOWN[view.state])

@@ -1,0 +1,282 @@
+"""One suite for every handoff dialect: what both legs may change, what never leaves, what a handle survives."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disagg.engines.base import Api, Body, Dialect, Handle
+from disagg.engines.registry import ADAPTERS, load_adapter
+from disagg.errors import HandoffError
+from tests.support.engine_cases import pair
+
+NAMES = [name for name, target in ADAPTERS.items() if find_spec(target.partition(":")[0].rpartition(".")[0])]
+DIALECTS = [
+    pytest.param(load_adapter(name).dialect(pair()), id=name)
+    for name, target in ADAPTERS.items()
+    if find_spec(target.partition(":")[0]) is not None
+]
+INTERNAL = ["kv_transfer_params", "ec_transfer_params", "bootstrap_room", "disaggregated_params", "request_id"]
+
+# What a prefill leg may drop or set; everything else shapes the prompt, or is checked there before KV is pinned.
+EDITED = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens", "n", "kv_transfer_params"}
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    [
+        *INTERNAL,
+        "model",
+        "messages",
+        "prompt",
+        "tools",
+        "tool_choice",
+        "stream",
+        "stream_options",
+        "min_tokens",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "vllm_xargs",
+        "temperature",
+        "logprobs",
+        "chat_template_kwargs",
+    ]
+) | st.text(max_size=6)
+APIS = st.sampled_from(list(Api))
+
+GOOD: dict[str, Any] = {
+    "id": "cmpl-1",
+    "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13},
+    "kv_transfer_params": {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [[4, 5]],
+        "remote_engine_id": "prefill-0-abc",
+        "remote_request_id": "cmpl-1-0-deadbeef",
+        "remote_host": "127.0.0.1",
+        "remote_port": 5600,
+        "tp_size": 1,
+        "pp_size": 1,
+        "dcp_size": 1,
+        "remote_num_tokens": 12,
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+        "remote_prefill_cached_tokens": 0,
+    },
+}
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Body:
+    """A client's body as the router reads it, with spacing and order that must survive."""
+    fields = draw(st.dictionaries(KEYS, JSON, max_size=10))
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" , ", " :\t")]))
+    text = json.dumps(fields, separators=separators, ensure_ascii=draw(st.booleans()))
+    return msgspec.json.decode(text.encode(), type=Body)
+
+
+def as_bytes(body: Body) -> dict[str, bytes]:
+    return {key: bytes(value) for key, value in body.items()}
+
+
+def parsed(leg: bytes) -> dict[str, bytes]:
+    return as_bytes(msgspec.json.decode(leg, type=Body))
+
+
+def handle(dialect: Dialect) -> Handle:
+    return dialect.read_handle(json.dumps(GOOD).encode())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+class TestLegs:
+    """Both legs against the client's body."""
+
+    @given(api=APIS, body=bodies())
+    def test_what_shapes_the_prompt_is_the_same_bytes_in_the_same_order(
+        self, dialect: Dialect, api: Api, body: Body
+    ) -> None:
+        """Legs that render to different prompts would decode another prompt's KV."""
+        before = as_bytes(body)
+        for leg, may_differ in (
+            (dialect.prefill_body(api, body), EDITED),
+            (dialect.decode_body(api, body, handle(dialect)), {"kv_transfer_params"}),
+            (dialect.decode_body(api, body, None), set()),
+        ):
+            sent = parsed(leg)
+            kept = [k for k in before if k not in may_differ and k not in dialect.internal_keys and k != "vllm_xargs"]
+            assert {k: sent[k] for k in kept} == {k: before[k] for k in kept}
+            assert [k for k in sent if k in kept] == kept
+            assert sent.keys() <= before.keys() | may_differ
+
+    @given(api=APIS, body=bodies())
+    def test_a_clients_internal_keys_never_leave(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """They would let one user read another's cache, or stop an engine."""
+        poisoned: Body = {**body, **{key: msgspec.Raw(b'"from-the-client"') for key in dialect.internal_keys}}
+        for leg in (
+            dialect.prefill_body(api, poisoned),
+            dialect.decode_body(api, poisoned, handle(dialect)),
+            dialect.decode_body(api, poisoned, None),
+        ):
+            assert b"from-the-client" not in leg
+
+    @given(api=APIS, body=bodies())
+    def test_building_a_leg_is_pure(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """A retry builds from the same body and must get the same leg."""
+        before = as_bytes(body)
+        order = list(body)
+        assert dialect.prefill_body(api, body) == dialect.prefill_body(api, body)
+        assert dialect.decode_body(api, body, None) == dialect.decode_body(api, body, None)
+        assert dialect.local_reason(api, body) == dialect.local_reason(api, body)
+        assert as_bytes(body) == before
+        assert list(body) == order
+
+    @given(api=APIS, body=bodies())
+    def test_a_leg_of_a_leg_is_the_leg(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """Nothing grows or moves when a leg passes through twice."""
+        once = dialect.prefill_body(api, body)
+        again = dialect.prefill_body(api, msgspec.json.decode(once, type=Body))
+        assert parsed(again) == parsed(once)
+        decode = dialect.decode_body(api, body, None)
+        assert dialect.decode_body(api, msgspec.json.decode(decode, type=Body), None) == decode
+
+    @given(api=APIS, body=bodies())
+    def test_prefill_makes_one_token_and_does_not_stream(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """A prefill that decodes the whole answer does decode's work, and a stream carries no handle."""
+        leg = json.loads(dialect.prefill_body(api, body))
+        assert leg["stream"] is False
+        assert leg["max_tokens"] == 1
+        assert leg.get("max_completion_tokens", 1) == 1 or api is Api.COMPLETIONS
+        assert "stream_options" not in leg
+        assert "min_tokens" not in leg
+
+    def test_chat_caps_both_spellings(self, dialect: Dialect) -> None:
+        """The newer one wins in the engine, so it has to be capped as well."""
+        body = msgspec.json.decode(b'{"messages":[],"max_completion_tokens":9}', type=Body)
+        leg = json.loads(dialect.prefill_body(Api.CHAT, body))
+        assert (leg["max_tokens"], leg["max_completion_tokens"]) == (1, 1)
+
+    @pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params", "\\u006bv_transfer_params"])
+    def test_internal_keys_hidden_in_extension_arguments_are_found(self, dialect: Dialect, key: str) -> None:
+        """vLLM merges vllm_xargs into the dictionary that its connectors read, escapes resolved."""
+        text = f'{{"prompt":"p","vllm_xargs":{{"a":1,"{key}":"from-the-client","b":[2]}}}}'
+        body = msgspec.json.decode(text.encode(), type=Body)
+        for leg in (dialect.prefill_body(Api.COMPLETIONS, body), dialect.decode_body(Api.COMPLETIONS, body, None)):
+            assert json.loads(leg)["vllm_xargs"] == {"a": 1, "b": [2]}
+
+    def test_extension_arguments_that_cannot_be_read_do_not_pass(self, dialect: Dialect) -> None:
+        """The engine's parser takes a lone surrogate; whoever uses one hides the key beside it."""
+        body: Body = {"vllm_xargs": msgspec.Raw(b'{"\\ud800":1,"kv_transfer_params":"x"}')}
+        assert b"kv_transfer_params" not in dialect.decode_body(Api.COMPLETIONS, body, None)
+
+    @given(api=APIS, body=bodies())
+    def test_a_reason_for_the_local_path_is_a_short_slug(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """It labels metrics and a header, whatever a client sent."""
+        reason = dialect.local_reason(api, body)
+        assert reason is None or (reason.replace("-", "").isalnum() and reason.islower() and len(reason) <= 32)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+class TestHandles:
+    """What prefill answered."""
+
+    def test_a_handle_reaches_decode_verbatim(self, dialect: Dialect) -> None:
+        """The engine's parameters are its own: not re-ordered, not re-spelled, not completed."""
+        params = json.dumps(GOOD["kv_transfer_params"] | {"unknown_field": 1.0, "z": {"b": 1, "a": [2]}}, indent=1)
+        text = json.dumps({k: v for k, v in GOOD.items() if k != "kv_transfer_params"})
+        answer = f'{text[:-1]}, "kv_transfer_params": {params}}}'.encode()
+        read = dialect.read_handle(answer)
+        leg = dialect.decode_body(Api.CHAT, msgspec.json.decode(b'{"messages":[]}', type=Body), read)
+        expected = None if bytes(read.params) == b"null" else params.encode()
+        assert parsed(leg).get("kv_transfer_params") == expected
+
+    def test_the_prompts_length_is_taken_from_prefill(self, dialect: Dialect) -> None:
+        """The bill's prompt tokens are what prefill counted."""
+        assert handle(dialect).prompt_tokens == 12
+
+    @given(answer=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+    def test_junk_is_a_handoff_error_and_nothing_else(self, dialect: Dialect, answer: bytes) -> None:
+        """A broken engine is retried elsewhere; a traceback would end the request as our fault."""
+        with pytest.raises(HandoffError):
+            dialect.read_handle(answer)
+
+    @given(data=st.data())
+    def test_a_damaged_answer_is_a_handoff_error_or_still_whole(self, dialect: Dialect, data: st.DataObject) -> None:
+        """Whatever is changed in a good answer, the reader gives a handle or refuses; it never raises anything else."""
+        answer = json.loads(json.dumps(GOOD))
+        section = data.draw(st.sampled_from([answer, answer["usage"], answer["kv_transfer_params"]]))
+        key = data.draw(st.sampled_from(sorted(section)))
+        value = data.draw(JSON | st.just(msgspec.UNSET))
+        if value is msgspec.UNSET:
+            del section[key]
+        else:
+            section[key] = value
+        try:
+            read = dialect.read_handle(json.dumps(answer).encode())
+        except HandoffError:
+            return
+        assert read.prompt_tokens >= 1
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b"",
+            b"null",
+            b"[]",
+            b'{"error":{"message":"no"}}',
+            b'{"usage":{"prompt_tokens":0},"choices":[]}',
+            b"{" * 100_000,
+            b'{"usage":' + b"[" * 100_000,
+            b'{"usage":{"prompt_tokens":99999999999999999999},"choices":[{"finish_reason":"length"}]}',
+            b"\xff\xfe",
+        ],
+    )
+    def test_hostile_answers_are_refused(self, dialect: Dialect, answer: bytes) -> None:
+        """Deep nesting and huge numbers included."""
+        with pytest.raises(HandoffError):
+            dialect.read_handle(answer)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("api", "fields", "reason"),
+    [
+        (Api.CHAT, {"n": 2}, "n-greater-1"),
+        (Api.COMPLETIONS, {"n": "3"}, "n-greater-1"),
+        (Api.COMPLETIONS, {"best_of": 2}, "best-of-greater-1"),
+        (Api.COMPLETIONS, {"prompt_logprobs": 0}, "prompt-logprobs"),
+        (Api.COMPLETIONS, {"echo": True}, "echo"),
+        (Api.CHAT, {"echo": "true"}, "echo"),
+        (Api.CHAT, {"use_beam_search": True}, "beam-search"),
+        (Api.COMPLETIONS, {"prompt_embeds": "AAAA"}, "prompt-embeds"),
+        (Api.CHAT, {"truncate_prompt_tokens": -1}, "truncated-prompt"),
+        (Api.CHAT, {"n": 1, "echo": False, "prompt_logprobs": None, "best_of": 1}, None),
+        (Api.CHAT, {"n": "many", "best_of": None}, None),
+        (Api.COMPLETIONS, {"prompt": "text", "logprobs": 3, "max_tokens": 1}, None),
+        (Api.COMPLETIONS, {"prompt": [1, 2, 3]}, None),
+        (Api.COMPLETIONS, {"prompt": ["one"]}, None),
+        (Api.COMPLETIONS, {"prompt": [[1, 2]]}, None),
+        (Api.COMPLETIONS, {"prompt": []}, None),
+        (Api.CHAT, {"tools": [{"type": "function"}], "tool_choice": "required", "stream": True}, None),
+    ],
+)
+def test_only_what_cannot_be_handed_over_stays_local(
+    dialect: Dialect, api: Api, fields: dict[str, Any], reason: str | None
+) -> None:
+    """Too strict wastes the pools; too lax gives wrong answers."""
+    assert dialect.local_reason(api, msgspec.json.decode(json.dumps(fields).encode(), type=Body)) == reason
+
+
+def test_the_suite_covers_the_real_engines() -> None:
+    """A dialect that silently dropped out of the list would go untested."""
+    assert {"vllm", "qaic"} <= set(NAMES)

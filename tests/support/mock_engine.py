@@ -1,0 +1,218 @@
+"""An engine that does what a test tells it, and remembers what it was asked. It holds no KV and knows no model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from disagg.engines.base import Api, Body, Handle
+from disagg.errors import HandoffError
+from disagg.http.messages import JSON_TYPE, SSE_TYPE, Request
+from disagg.http.responder import Responder
+from disagg.http.server import Server
+
+Behaviour = Callable[["MockEngine", Request, Responder], Awaitable[None]]
+
+
+class MockEngine:
+    """A server whose next answers are scripted; without a script it answers as its stage does.
+
+    Attributes:
+        seen: Every request that arrived.
+        bodies: Their bodies as JSON.
+        departures: Requests whose peer left before the answer was complete.
+        script: Behaviours of the next requests, in order.
+        default: Behaviour when the script is empty.
+    """
+
+    def __init__(self, default: Behaviour, engine_id: str = "engine") -> None:
+        self.engine_id = engine_id
+        self.default = default
+        self.script: deque[Behaviour] = deque()
+        self.seen: list[Request] = []
+        self.departures = 0
+        self.max_model_len = 2048
+        self.arrived = asyncio.Event()
+        self.left = asyncio.Event()
+        self._server = Server(self._handle)
+
+    async def start(self, port: int = 0) -> None:
+        await self._server.start("127.0.0.1", port)
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}"
+
+    @property
+    def open_requests(self) -> int:
+        return self._server.active
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [json.loads(r.body) for r in self.seen if r.body]
+
+    def reset_connections(self) -> None:
+        """Break every connection, as a killed process does."""
+        for connection in tuple(self._server.connections):
+            connection.transport.abort()
+
+    async def _handle(self, request: Request, respond: Responder) -> None:
+        if request.path == "/v1/models":
+            respond.send(200, json.dumps({"data": [{"id": "x", "max_model_len": self.max_model_len}]}).encode())
+            return
+        self.seen.append(request)
+        self.arrived.set()
+
+        def departed() -> None:
+            self.departures += 1
+            self.left.set()
+
+        respond.on_disconnect(departed)
+        behaviour = self.script.popleft() if self.script else self.default
+        await behaviour(self, request, respond)
+
+
+# Behaviours.
+
+
+async def prefilled(engine: MockEngine, request: Request, respond: Responder) -> None:
+    """A prefill leg that worked: one token and a handle."""
+    respond.send(200, prefill_answer(engine.engine_id), (JSON_TYPE,))
+
+
+def prefill_answer(engine_id: str) -> bytes:
+    return json.dumps(
+        {"usage": {"prompt_tokens": 7}, "kv_transfer_params": {"engine": engine_id, "blocks": [1, 2], "odd": 1.50}}
+    ).encode()
+
+
+WHOLE = b'{"id":"cmpl-1","choices":[{"text":"hi"}],"kv_transfer_params":null,"usage":{"total_tokens":9}}'
+EVENTS = (b'data: {"n":1}\n\n', b'data: {"n":2}\n\n', b"data: [DONE]\n\n")
+
+
+async def decoded(engine: MockEngine, request: Request, respond: Responder) -> None:
+    """A leg that answers as it was asked, streamed or whole."""
+    if json.loads(request.body).get("stream"):
+        await streamed()(engine, request, respond)
+    else:
+        respond.send(200, WHOLE, (JSON_TYPE,))
+
+
+def streamed(events: Sequence[bytes] = EVENTS, *, pause_s: float = 0.0, end: str = "finish") -> Behaviour:
+    """Send events; then `finish`, `abort` (break the connection) or `hang`."""
+
+    async def behave(engine: MockEngine, request: Request, respond: Responder) -> None:
+        respond.start(200, (SSE_TYPE,))
+        for event in events:
+            respond.write(event)
+            await asyncio.sleep(pause_s)
+        if end == "hang":
+            await asyncio.sleep(3600)
+        elif end == "abort":
+            # The bytes before it have to leave first.
+            await asyncio.sleep(0.02)
+            respond.abort()
+        else:
+            respond.finish()
+
+    return behave
+
+
+def gated(gate: asyncio.Event, before: Sequence[bytes], after: Sequence[bytes]) -> Behaviour:
+    """Send some events, wait for the test, send the others."""
+
+    async def behave(engine: MockEngine, request: Request, respond: Responder) -> None:
+        respond.start(200, (SSE_TYPE,), first=b"".join(before))
+        await gate.wait()
+        for event in after:
+            respond.write(event)
+        respond.finish()
+
+    return behave
+
+
+def answers(status: int, body: bytes, content_type: bytes = b"application/json") -> Behaviour:
+    """Answer with this."""
+
+    async def behave(engine: MockEngine, request: Request, respond: Responder) -> None:
+        respond.send(status, body, ((b"content-type", content_type),))
+
+    return behave
+
+
+def error(status: int, message: str = "engine says no", kind: str = "SomeError") -> Behaviour:
+    """Answer with an error in the usual shape."""
+    return answers(status, error_json(status, message, kind))
+
+
+def error_json(status: int, message: str = "engine says no", kind: str = "SomeError") -> bytes:
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}}).encode()
+
+
+async def hangs(engine: MockEngine, request: Request, respond: Responder) -> None:
+    """Take the request and never answer."""
+    await asyncio.sleep(3600)
+
+
+async def breaks(engine: MockEngine, request: Request, respond: Responder) -> None:
+    """Break the connection without an answer."""
+    respond.abort()
+
+
+def half_whole(engine_sends: bytes = b'{"id":') -> Behaviour:
+    """Break the connection inside an answer that is not streamed."""
+
+    async def behave(engine: MockEngine, request: Request, respond: Responder) -> None:
+        respond.start(200, (JSON_TYPE,), length=1000, first=engine_sends)
+        await asyncio.sleep(0.02)
+        respond.abort()
+
+    return behave
+
+
+# A dialect without any engine behind it.
+
+
+class _Params(msgspec.Struct):
+    engine: str
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw
+
+
+class FakeDialect:
+    """Serial legs; the handle is what the mock prefill returns."""
+
+    name = "fake"
+    internal_keys = frozenset({"kv_transfer_params", "bootstrap_room", "request_id"})
+
+    def local_reason(self, api: Api, body: Body) -> str | None:
+        return "n-greater-1" if bytes(body.get("n", b"1")) != b"1" else None
+
+    def prefill_body(self, api: Api, body: Body) -> bytes:
+        leg = {k: v for k, v in body.items() if k != "stream"}
+        leg |= {"max_tokens": msgspec.Raw(b"1"), "kv_transfer_params": msgspec.Raw(b'{"keep":true}')}
+        return msgspec.json.encode(leg)
+
+    def read_handle(self, answer: bytes) -> Handle:
+        try:
+            params = msgspec.json.decode(answer, type=_Answer).kv_transfer_params
+            engine = msgspec.json.decode(params, type=_Params).engine
+        except msgspec.DecodeError as problem:
+            raise HandoffError(f"no handle: {problem}") from problem
+        return Handle(params.copy(), engine, 7, None)
+
+    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+        leg = dict(body)
+        if handle is not None:
+            leg["kv_transfer_params"] = handle.params
+        return msgspec.json.encode(leg)

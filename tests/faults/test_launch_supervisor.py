@@ -298,6 +298,19 @@ async def test_a_stop_while_instances_start_ends_them(launch: Make, tmp_path: Pa
     assert run.tree() == []
 
 
+async def test_a_log_folder_that_vanished_is_a_crash_like_any_other(launch: Make, tmp_path: Path) -> None:
+    """A restart that cannot write its log is tried again, and works when the folder is back."""
+    run = launch([fake_member("prefill-0", Proof.NOTHING, tmp_path)])
+    await run.supervisor.start()
+    folder = tmp_path / "logs"
+    folder.rename(tmp_path / "away")
+    os.kill(run.pid("prefill-0"), signal.SIGKILL)
+    await until(lambda: any("could not be started" in v.detail for v in run.listener.heard))
+    run.supervisor.record_run()
+    folder.mkdir()
+    await until(lambda: run.state("prefill-0") is State.READY)
+
+
 async def test_run_json_names_the_processes(launch: Make, tmp_path: Path) -> None:
     """Somebody who looks at the folder of a run finds every pid and log."""
     run = launch([fake_member("prefill-0", Proof.NOTHING, tmp_path)])

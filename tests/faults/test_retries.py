@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 
+from disagg.http.origin import Origin
+from disagg.http.response import Response
 from disagg.router.fleet import State
 from tests.support import mock_engine as mock
 from tests.support.rig import MODEL, Rig, rig
@@ -206,32 +208,68 @@ async def test_a_handle_of_another_engine_never_reaches_decode() -> None:
         assert await r.metric("disagg_handoff_failures_total", reason="foreign-engine") == 1
 
 
-async def test_a_handle_that_has_aged_is_not_used() -> None:
+async def test_a_handle_that_has_aged_before_decode_is_sent_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond half of the lease the blocks could belong to another prompt: prefill runs again."""
+    async with rig(lease_s=10) as r:
+        request = r.router.client.request
+        jumps = [6.0]
+
+        async def slow_to_connect(origin: Origin, *rest: Any) -> Response:
+            if origin.authority in r.d.url and jumps:
+                r.skew[0] += jumps.pop()
+            return await request(origin, *rest)
+
+        monkeypatch.setattr(r.router.client, "request", slow_to_connect)
+        assert (await r.ask()).status == 200
+        assert len(r.p.seen) == 2
+        assert len(r.d.seen) == 1
+        assert await r.metric("disagg_handoff_failures_total", reason="stale") == 1
+        assert await r.metric("disagg_kv_left_to_lease_total", reason="stale") == 1
+        await r.settled()
+
+
+async def test_an_unspent_handle_that_has_aged_between_tries_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle kept for the next instance is looked at again."""
     async with rig(decode=2, lease_s=10) as r:
         await r.decode[0].stop()
-        answers = r.p.default
-
-        async def ages(engine: mock.MockEngine, request: mock.Request, respond: mock.Responder) -> None:
-            await answers(engine, request, respond)
-            # The answer has been read when the clock jumps.
-            asyncio.get_running_loop().call_later(0.02, lambda: r.skew.__setitem__(0, 6.0))
-
-        r.p.script.append(ages)
-
-        async def slow_connect(*args: object) -> None:
-            await asyncio.sleep(0.1)
-
-        original = r.router.client._connect
-
-        async def connect(origin, total_s):  # type: ignore[no-untyped-def]
-            if origin.port != int(r.p.url.rpartition(":")[2]):
-                await asyncio.sleep(0.1)
-            return await original(origin, total_s)
-
-        r.router.client._connect = connect  # type: ignore[method-assign]
-        reply = await r.ask()
-        assert reply.status == 200
+        monkeypatch.setattr(r.router.metrics, "retried", lambda stage: r.skew.__setitem__(0, 6.0))
+        assert (await r.ask()).headers["x-disagg-decode"] == "decode-1"
         assert len(r.p.seen) == 2
-        assert len(r.d.seen) + len(r.decode[1].seen) == 1
-        await r.settled()
+
+
+async def test_a_handle_dies_with_its_prefill_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill restarts between the legs, on the same port: its old blocks are gone, so it prefills again."""
+    async with rig(decode=2) as r:
+        await r.decode[0].stop()
+
+        def restart(stage: object) -> None:
+            r.p.engine_id = "engine-p0-again"
+            r.fleet.update("prefill-0", "second", engine_id="engine-p0-again")
+            r.fleet.mark("prefill-0", "second", State.READY)
+
+        monkeypatch.setattr(r.router.metrics, "retried", restart)
+        assert (await r.ask()).status == 200
+        assert [b["kv_transfer_params"]["engine"] for b in r.decode[1].bodies] == ["engine-p0-again"]
+
+
+async def test_a_handle_is_not_sent_twice_when_a_kept_connection_breaks() -> None:
+    """Decode may have read the KV before it closed: the same request needs a new prefill, not a second delivery."""
+    async with rig() as r:
+        await r.ask()
+        r.d.script.append(mock.breaks)
+        assert (await r.ask()).status == 200
+        handed = [b["kv_transfer_params"] for b in r.d.bodies]
+        assert (len(r.p.seen), len(handed)) == (3, 3)
+        assert await r.metric("disagg_retries_total", stage="decode") == 1
+        assert await r.metric("disagg_handoff_failures_total") == 0
+
+
+async def test_prefill_and_local_legs_survive_a_kept_connection_that_breaks() -> None:
+    """They have no effect that a second delivery could spoil, and no retry is counted."""
+    async with rig() as r:
+        await r.ask()
+        r.p.script.append(mock.breaks)
+        assert (await r.ask()).status == 200
+        r.d.script.append(mock.breaks)
+        assert (await r.ask({"model": MODEL, "prompt": "x", "n": 2})).status == 200
+        assert await r.metric("disagg_retries_total") == 0

@@ -96,6 +96,7 @@ def build_topology(
     config: str | None = None,
     auto: Platform = Platform.CPU,
     check: EngineCheck | None = None,
+    command_flags: Sequence[CommandFlag] = (),
 ) -> LoadedTopology:
     """Read a topology from flags, a file, or both.
 
@@ -105,6 +106,7 @@ def build_topology(
         config: Path of a topology file; flags win over it.
         auto: The platform that `auto` stands for on this machine.
         check: What the engine adds to the checks; it is given the topology with its platform resolved.
+        command_flags: The command's own flags, so that a slip in one of them can be told.
 
     Raises:
         ConfigError: With everything that is wrong with the flags, the file and how they fit together.
@@ -116,7 +118,11 @@ def build_topology(
             document = read_yaml_file(config)
         except ConfigError as error:
             problems.extend(error.problems)
-    scan = FlagScan(flag_tables.get(_platform(argv, document, auto)), allow_unknown=_allows_unknown(argv, document))
+    scan = FlagScan(
+        flag_tables.get(_platform(argv, document, auto)),
+        allow_unknown=_allows_unknown(argv, document),
+        others=tuple(flag.name.lstrip("-") for flag in command_flags),
+    )
     scan.run(argv)
     if problems:
         # Without the file nobody can say what is missing, so only the flags' own mistakes are told beside it.

@@ -132,10 +132,16 @@ _READERS: Mapping[str, Callable[[str], JsonValue]] = MappingProxyType(
 )
 
 
-def suggest(name: str, table: FlagTable | None) -> str | None:
-    """The flag that was probably meant, among ours and the engine's, the latter also with a stage prefix."""
+def suggest(name: str, table: FlagTable | None, others: Sequence[str] = ()) -> str | None:
+    """The flag that was probably meant, among ours and the engine's, the latter also with a stage prefix.
+
+    Args:
+        name: What was written, without leading dashes.
+        table: The engine's flags.
+        others: Further flags of the command, without leading dashes.
+    """
     engine = list(table.flags) if table is not None else []
-    own = list(flags_by_name())
+    own = [*flags_by_name(), *others]
     for stage in Stage:
         rest = name.removeprefix(f"{stage}-")
         if rest != name:

@@ -50,6 +50,7 @@ class FlagScan:
     Attributes:
         table: Flags of the engine that will run; None if no engine is known.
         allow_unknown: Whether flags that neither side knows are passed to the engine.
+        others: Flags of the command itself, without dashes, which may have been meant.
         settings: What the flags set.
         errors: What is wrong with them.
         warnings: What is odd.
@@ -58,6 +59,7 @@ class FlagScan:
 
     table: FlagTable | None
     allow_unknown: bool = False
+    others: tuple[str, ...] = ()
     settings: list[Setting] = field(default_factory=list)
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -166,13 +168,13 @@ class FlagScan:
     def _unknown(self, word: Word, values: list[str]) -> None:
         place, key = _unknown_place(word.name)
         value: JsonValue = True if not values else values[0] if len(values) == 1 else list[JsonValue](values)
-        guess = suggest(word.name, self.table)
+        guess = suggest(word.name, self.table, self.others)
         near = f"; {guess} is close" if guess else ""
         self.warnings.append(Problem(word.written, f"unknown, and passed to the engine as it is{near}"))
         self._set((*place, key), value, word.written)
 
     def _unknown_message(self, word: Word) -> str:
-        guess = suggest(word.name, self.table)
+        guess = suggest(word.name, self.table, self.others)
         if len(word.written) - len(word.name) < 2 and not word.written.startswith("--"):
             return "unknown short flag; write the long form, with two dashes"
         if guess:

@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     _warn(loaded, notices)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    return run(topology, adapter, _model(topology, dry=False), Ui(start_timeout_s=limit_s))
+    ui = Ui(start_timeout_s=limit_s, explain=loaded.provenance.explain)
+    return run(topology, adapter, _model(topology, dry=False), ui)
 
 
 def load(words: Sequence[str], given: Mapping[str, str | bool]) -> LoadedTopology:
@@ -88,6 +89,7 @@ def load(words: Sequence[str], given: Mapping[str, str | bool]) -> LoadedTopolog
         config=config if isinstance(config, str) else None,
         auto=detect_platform(),
         check=_engine_check,
+        command_flags=FLAGS,
     )
 
 
@@ -112,7 +114,7 @@ def _model(topology: Topology, *, dry: bool) -> str:
 
 def _warn(loaded: LoadedTopology, console: Console) -> None:
     for problem in loaded.warnings:
-        console.print(f"[yellow]warning:[/] {problem}", markup=True)
+        console.print(f"warning: {problem}", style="yellow", markup=False)
 
 
 def _seconds(value: str | bool | None) -> float | None:

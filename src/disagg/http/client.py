@@ -28,7 +28,8 @@ class Client:
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self.limits = limits or ClientLimits()
         self.sweeper = Sweeper(self.limits.tick_s)
-        self._idle: dict[Origin, deque[UpstreamConnection]] = {}
+        # By authority: the hash of a string is computed once, that of an origin each time.
+        self._idle: dict[str, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
 
     @property
@@ -80,7 +81,7 @@ class Client:
                 connection = await self._connect(origin, times.total_s)
 
     def _take_idle(self, origin: Origin) -> UpstreamConnection | None:
-        idle = self._idle.get(origin)
+        idle = self._idle.get(origin.authority)
         while idle:
             connection = idle.pop()
             if connection.usable:
@@ -114,13 +115,15 @@ class Client:
         """A connection is gone."""
         self._open.discard(connection)
         self.sweeper.discard(connection)
-        idle = self._idle.get(connection.origin)
+        idle = self._idle.get(connection.origin.authority)
         if idle is not None and connection in idle:
             idle.remove(connection)
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """An exchange is complete: keep the connection for the next one."""
-        idle = self._idle.setdefault(connection.origin, deque())
+        idle = self._idle.get(connection.origin.authority)
+        if idle is None:
+            idle = self._idle[connection.origin.authority] = deque()
         if len(idle) >= self.limits.max_idle:
             connection.abort()
             return
@@ -129,7 +132,7 @@ class Client:
 
     def forget(self, origin: Origin, error: UpstreamError) -> None:
         """The server at an origin is gone: close kept connections to it, and end exchanges under way with `error`."""
-        self._idle.pop(origin, None)
+        self._idle.pop(origin.authority, None)
         for connection in [c for c in self._open if c.origin == origin]:
             connection.fail(error)
 

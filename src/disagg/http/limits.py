@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -50,8 +52,7 @@ class ClientLimits:
     tick_s: float = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class LegTimes:
+class LegTimes(msgspec.Struct, frozen=True):
     """Times of one exchange, in seconds.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,8 +15,7 @@ JSON_TYPE: Header = (b"content-type", b"application/json")
 SSE_TYPE: Header = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One complete request, its body included.
 
     Attributes:
@@ -47,8 +45,7 @@ class Request:
         return find_header(self.headers, name)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A complete answer.
 
     Attributes:
@@ -59,7 +56,7 @@ class Answer:
 
     status: int
     body: bytes
-    headers: tuple[Header, ...] = field(default=(JSON_TYPE,))
+    headers: tuple[Header, ...] = (JSON_TYPE,)
 
 
 def find_header(headers: Iterable[Header], name: bytes) -> bytes | None:

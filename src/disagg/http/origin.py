@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
+import msgspec
+
 from disagg.http.messages import Header
 
 
@@ -38,8 +40,7 @@ class Origin:
         return cls(parts.hostname, port, f"{host}:{port}")
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """One request to an engine.
 
     Attributes:

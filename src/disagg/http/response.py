@@ -75,13 +75,18 @@ class Response:
         """
         parts: list[bytes] = []
         size = 0
-        async for chunk in self:
-            size += len(chunk)
-            if size > limit:
-                self.close()
-                raise UpstreamProtocolError(f"The engine's answer is over {limit} bytes.")
-            parts.append(chunk)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        while True:
+            if self._chunks:
+                chunk = self._take()
+                size += len(chunk)
+                if size > limit:
+                    self.close()
+                    raise UpstreamProtocolError(f"The engine's answer is over {limit} bytes.")
+                parts.append(chunk)
+                self._unblock()
+            if self.complete:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            await self._wait()
 
     async def relay(self, sink: Callable[[bytes], None]) -> None:
         """Call `sink` with every piece of the body as it arrives, in the reader's own callback; return at the end.

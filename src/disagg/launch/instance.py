@@ -129,17 +129,9 @@ class StopRequested:
     """The deployment ends. A second one is in a hurry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Doubted:
-    """Requests through this instance fail although it answers, so it has to prove itself again."""
-
-    incarnation: str
-    reason: str
-
-
 DeploymentEvent = Start | Tick | StopRequested
 """Events that concern the instance whatever its incarnation."""
-ProcessEvent = Answered | Silent | ProbeBegan | HandoffWorked | HandoffFailed | Doubted | Died | Cleaned
+ProcessEvent = Answered | Silent | ProbeBegan | HandoffWorked | HandoffFailed | Died | Cleaned
 """Events about one incarnation."""
 Event = DeploymentEvent | Spawned | ProcessEvent
 
@@ -179,6 +171,7 @@ class Record:
         since: When it came into this state.
         detail: Why it is there, if there is something to say.
         starts: How often it was started.
+        started_at: When the current start began.
         crashes: Unplanned ends in a row, which lengthen the pause before a restart.
         was_ready: It has been ready once, so its end is a crash to recover from and not a failed launch.
         misses: Health checks in a row without a good answer.
@@ -195,6 +188,7 @@ class Record:
     since: float = 0.0
     detail: str = ""
     starts: int = 0
+    started_at: float = 0.0
     crashes: int = 0
     was_ready: bool = False
     misses: int = 0

@@ -37,6 +37,8 @@ from types import FrameType
 
 from disagg.launch import procfs
 
+START_LINE = "--- disagg starts"
+"""Begins the line that a keeper writes into the log before each start."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MIN_SCAN_INTERVAL_S = 0.5
@@ -129,7 +131,7 @@ class Keeper:
                 signal.signal(number, signal.SIG_DFL)
 
         with open(self._order.log, "ab", buffering=0) as log:
-            log.write(f"--- disagg starts {self._order.name}: {shlex.join(self._order.argv)}\n".encode())
+            log.write(f"{START_LINE} {self._order.name}: {shlex.join(self._order.argv)}\n".encode())
             return subprocess.Popen(
                 self._order.argv,
                 stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _CAUSE = re.compile(
 )
 # Lines that only point at the real cause further up.
 _POINTER = re.compile(r"see (?:the )?(?:root cause|stack trace|error|traceback).{0,20}above", re.IGNORECASE)
+_VALIDATION = re.compile(r"ValidationError: \d+ validation errors? for \S+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,17 @@ def likely_cause(lines: Sequence[str]) -> str | None:
     Returns:
         The exception or message, without the log prefix before it; None if no line looks like one.
     """
-    for line in reversed(lines):
+    for number, line in reversed(list(enumerate(lines))):
         match = _CAUSE.search(line)
         if match is not None and not _POINTER.search(line):
-            return match["cause"].strip()
+            return _VALIDATION.sub(_first_finding(lines[number + 1 :]), match["cause"].strip())
     return None
+
+
+def _first_finding(lines: Sequence[str]) -> Callable[[re.Match[str]], str]:
+    """Pydantic puts what is wrong on the line below the exception, with a remark for programmers behind it."""
+    below = lines[0].strip().partition(" [type=")[0] if lines else ""
+    return lambda exception: f"{exception[0]}: {below}" if below else exception[0]
 
 
 def _prune(runs: Path, keep: int) -> None:

@@ -55,7 +55,7 @@ class View:
         state: Where it is in its life.
         incarnation: Its current or last start; empty before the first.
         detail: Why it is in that state, if there is something to say.
-        seconds: How long it has been in that state.
+        seconds: How long its start has taken so far or took until it was ready; else how long it is in this state.
         starts: How often it was started.
         pid: Its main process, while there is one.
         log: Its log file.

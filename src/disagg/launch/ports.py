@@ -37,8 +37,8 @@ def check_ports(processes: Sequence[PlannedProcess], endpoint: Mapping[str, int]
         if len(names) > 1
     ]
     problems += [
-        Problem(users[port][0], f"port {port} is {reason}; choose another one or stop what uses it")
-        for port, reason in sorted(taken.items())
+        Problem(users[port][0], f"port {port} is taken by {owner}; choose another one or stop what uses it")
+        for port, owner in sorted(taken.items())
     ]
     if problems:
         raise ConfigError(problems)
@@ -48,20 +48,17 @@ def taken_ports(ports: Iterable[int]) -> dict[int, str]:
     """Which of the ports cannot be listened on now.
 
     Returns:
-        Port to the reason, with the process that has it where this user may know.
+        Port to what has it: ``pid 4711 (python3)``, or less where this user may not know.
     """
-    wanted = sorted(set(ports))
-    errors = {port: error for port in wanted if (error := _bind_error(port)) is not None}
+    errors = {port: error for port in sorted(set(ports)) if (error := _bind_error(port)) is not None}
     owners = procfs.listeners([port for port, error in errors.items() if error.errno == errno.EADDRINUSE])
-    reasons: dict[int, str] = {}
+    taken: dict[int, str] = {}
     for port, error in errors.items():
-        if error.errno != errno.EADDRINUSE:
-            reasons[port] = f"refused by the system ({error.strerror})"
-        elif port in owners:
-            reasons[port] = "taken by pid {} ({})".format(*owners[port])
+        if port in owners:
+            taken[port] = "pid {} ({})".format(*owners[port])
         else:
-            reasons[port] = "taken by another process"
-    return reasons
+            taken[port] = "another process" if error.errno == errno.EADDRINUSE else f"the system ({error.strerror})"
+    return taken
 
 
 def _bind_error(port: int) -> OSError | None:

@@ -25,6 +25,9 @@ _BOOT = (
     "from disagg.launch.keeper import main; sys.exit(main())"
 )
 _KEEPER = "disagg.launch.keeper"
+# A driver may hold a dying process for a while: 20 s in all.
+_SWEEP_PAUSE_S = 0.02
+_SWEEP_ROUNDS = 1000
 _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -88,21 +91,13 @@ class KeptProcess:
 
     async def run(self) -> None:
         """Start the keeper and report until nothing of the process is left."""
-        with self._placement.log.open("ab") as log:
-            try:
-                self._keeper = await asyncio.create_subprocess_exec(
-                    *self._command(),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=log,
-                    env=environment(self._planned, self._placement),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                shutil.rmtree(self._placement.run_dir, ignore_errors=True)
-                self._report_death(f"could not be started: {error}")
-                self._watcher.cleaned()
-                return
+        try:
+            self._keeper = await self._spawn()
+        except OSError as error:
+            shutil.rmtree(self._placement.run_dir, ignore_errors=True)
+            self._report_death(f"could not be started: {error}")
+            self._watcher.cleaned()
+            return
         for order in self._orders:
             self._send(order)
         if self._keeper.stdout is not None:
@@ -114,6 +109,17 @@ class KeptProcess:
             procfs.remove_segments(self._segments)
             shutil.rmtree(self._placement.run_dir, ignore_errors=True)
         self._watcher.cleaned()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        with self._placement.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=environment(self._planned, self._placement),
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         """Ask the engine to end; after the grace period it is killed."""
@@ -186,47 +192,46 @@ def describe_exit(code: int | None, number: int | None) -> str:
 
 
 async def sweep(variable: str, value: str) -> int:
-    """Kill every process that carries an environment mark, wherever it hangs, until none is left.
+    """Kill every process that carries an environment mark, wherever it hangs, and wait until all are gone.
 
     Returns:
         How many were killed.
     """
     killed: set[int] = set()
-    for _ in range(200):
+    segments: frozenset[procfs.Segment] = frozenset()
+    for _ in range(_SWEEP_ROUNDS):
         found = [pid for pid in procfs.marked(variable, value) if pid != os.getpid()]
-        if not found:
-            break
-        segments = procfs.segments_held_by(found)
+        segments |= procfs.segments_held_by(found)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             killed.add(pid)
-        await asyncio.sleep(0.01)
-        procfs.remove_segments(segments)
+        # A dying process loses its environment, and so its mark, before it closes its sockets.
+        if not found and not any(procfs.is_running(pid) for pid in killed):
+            break
+        await asyncio.sleep(_SWEEP_PAUSE_S)
+    procfs.remove_segments(segments)
     return len(killed)
 
 
-async def sweep_lost_runs() -> int:
-    """Kill what runs whose launcher *and* keeper were killed have left behind.
+def lost_processes() -> tuple[int, ...]:
+    """Processes of runs whose launcher *and* keeper were killed, so that nobody is left to end them.
 
-    A process is swept only if its mark names a launcher of this process namespace that is gone, and no keeper of
-    its run lives, since a keeper ends its tree by itself.
-
-    Returns:
-        How many processes were killed.
+    They are only found, never ended: that is for their owner to decide, who may be debugging one. A process counts
+    if its mark names a launcher of this process namespace that is gone, and no keeper of its run lives.
     """
     runs: dict[str, list[int]] = {}
     for pid in procfs.pids():
         run = procfs.mark_of(pid, procfs.RUN_MARK)
         if run is not None and procfs.is_running(pid) and procfs.same_pid_namespace(pid):
             runs.setdefault(run, []).append(pid)
-    killed = 0
+    lost: list[int] = []
     for run, members in runs.items():
         if not run_is_alive(run) and not any(procfs.runs_module(pid, _KEEPER) for pid in members):
-            killed += await sweep(procfs.RUN_MARK, run)
-    return killed
+            lost += members
+    return tuple(sorted(lost))
 
 
 def new_run_id() -> str:

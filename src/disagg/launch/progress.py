@@ -13,6 +13,7 @@ from rich.text import Text
 
 from disagg.launch import logs
 from disagg.launch.instance import State
+from disagg.launch.keeper import START_LINE
 from disagg.launch.member import View
 
 # A start that takes longer than this shows what the engine last said, so that waiting is not blind.
@@ -113,9 +114,11 @@ class Progress:
         table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
         for view in self._views():
             row = self._rows[view.name]
-            last = logs.tail(view.log, 1, view.log_start)
-            saying = view.detail or (last[-1] if last and tells_log(view) else "")
-            state = Text(words(view, last[-1] if last else ""), _STYLES.get(view.state, "cyan"))
+            last = next(iter(logs.tail(view.log, 1, view.log_start)), "")
+            if last.startswith(START_LINE):
+                last = ""
+            saying = view.detail or (last if tells_log(view) else "")
+            state = Text(words(view, last), _STYLES.get(view.state, "cyan"))
             port = "" if row.port is None else str(row.port)
             table.add_row(view.name, row.devices, port, state, f"{view.seconds:.0f}", Text(saying, "dim"))
         return table

@@ -44,6 +44,8 @@ log = logging.getLogger("disagg.launch")
 _SHOWN_LOG_LINES = 20
 # Beyond the grace period: what the keeper needs to end a tree, with room for a busy machine.
 _STOP_MARGIN_S = 30.0
+# States whose duration for people is that of the whole start.
+_ON_THE_WAY = frozenset({State.STARTING, State.HEALTHY, State.VERIFYING, State.READY})
 
 
 class Listener(Protocol):
@@ -76,7 +78,7 @@ class Settings:
 @dataclass(slots=True)
 class _Life:
     member: Member
-    record: Record = field(default_factory=Record)
+    record: Record
     process: KeptProcess | None = None
     pid: int | None = None
     log_start: int = 0
@@ -119,11 +121,11 @@ class Supervisor:
         self._settings = settings
         self._client = client
         self._listeners = tuple(listeners)
-        self._lives = {m.name: _Life(m) for m in members}
+        self._loop = asyncio.get_running_loop()
+        self._lives = {m.name: _Life(m, Record(since=self._loop.time())) for m in members}
         self._prover = Prover(members, self, client, settings.probe)
         self._tasks: set[asyncio.Task[None]] = set()
         self._processes: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._look_planned = False
         self._starting = False
@@ -190,7 +192,12 @@ class Supervisor:
             v.name: {"pid": v.pid, "incarnation": v.incarnation, "state": v.state, "log": str(v.log)}
             for v in self.views()
         }
-        self._settings.folder.write_record({"run": self.run_id, "pid": os.getpid(), **facts, "members": members})
+        record = {"run": self.run_id, "pid": os.getpid(), **facts, "members": members}
+        try:
+            self._settings.folder.write_record(record)
+        except OSError as error:
+            # A full disk is no reason to stop serving.
+            log.warning("run.json cannot be written: %s", error)
 
     # What the prover and the keepers' reports use.
 
@@ -331,14 +338,15 @@ class Supervisor:
 
     def _view(self, life: _Life) -> View:
         record = life.record
-        seconds = max(0.0, self._loop.time() - record.since)
+        since = record.started_at if record.state in _ON_THE_WAY else record.since
+        until = record.ready_at if record.state is State.READY and record.ready_at is not None else self._loop.time()
         log_file = self._settings.folder.log_file(life.member.name)
         return View(
             life.member.name,
             record.state,
             record.incarnation,
             record.detail,
-            seconds,
+            max(0.0, until - since),
             record.starts,
             life.pid,
             log_file,

@@ -26,7 +26,6 @@ from disagg.launch.instance import (
     Cleaned,
     DeploymentEvent,
     Died,
-    Doubted,
     Event,
     HandoffFailed,
     HandoffWorked,
@@ -96,9 +95,6 @@ def _on_process(record: Record, event: ProcessEvent, now: float, limits: Limits)
             step = _worked(record, now), ()
         case HandoffFailed(_, reason):
             step = _failed_probe(record, reason, now, limits)
-        case Doubted(_, reason):
-            if record.state is State.READY:
-                step = replace(_move(record, State.HEALTHY, now, reason), ready_at=None), ()
     return step
 
 
@@ -107,6 +103,7 @@ def _spawn(record: Record, now: float, limits: Limits) -> Step:
     started = replace(
         started,
         starts=record.starts + 1,
+        started_at=now,
         misses=0,
         failed_probes=0,
         ready_at=None,

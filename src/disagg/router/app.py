@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from itertools import count
 
 from disagg import __version__
 from disagg.engines.base import Api, Dialect
@@ -79,15 +78,14 @@ class Router:
         self._clocks = clocks or Clocks()
         self._names = frozenset(config.served_model_names)
         legs = Legs(fleet, self.client, _policies(config), self.metrics, self._clocks.monotonic)
-        # Ids of legs must not be guessed or repeated: engines pair the stages of a request by them.
-        prefix, numbers = os.urandom(12).hex(), count()
         self._route = Route(
             legs=legs,
             dialect=dialect,
             spec=spec,
             max_handle_age_s=config.lease_s * 0.5,
             serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
-            new_leg_id=lambda: b"%b-%x" % (prefix.encode(), next(numbers)),
+            # Engines pair the stages by it and show it in answers: the next one must not follow from it.
+            new_leg_id=lambda: os.urandom(16).hex().encode(),
         )
         self._models = Models(config, fleet, self.client, self._clocks)
         self._pages: dict[str, Page] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ class Clocks:
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    new_id: Callable[[], str] = field(default=lambda: str(uuid.uuid4()))
+    new_id: Callable[[], str] = field(default=lambda: os.urandom(16).hex())
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,9 @@ class Member:
         engine_id: What the engine calls itself in handles, if that is known before the first one.
         state: What it can be given.
         in_flight: Requests that the router has open on it.
-        snapshot: What policies see.
     """
 
-    __slots__ = ("engine_id", "in_flight", "incarnation", "name", "origin", "snapshot", "stage", "state")
+    __slots__ = ("_snapshot", "engine_id", "in_flight", "incarnation", "name", "origin", "stage", "state")
 
     def __init__(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None) -> None:
         self.name = name
@@ -52,17 +51,28 @@ class Member:
         self.engine_id = engine_id
         self.state = State.STARTING
         self.in_flight = 0
-        self.snapshot = Snapshot(name, False, 0)
+        self._snapshot: Snapshot | None = None
 
     def set_state(self, state: State) -> None:
         """Change what it can be given."""
         self.state = state
-        self.snapshot = Snapshot(self.name, state is State.READY, self.in_flight)
+        self._snapshot = None
 
     def count(self, change: int) -> None:
         """A request was opened (1) or closed (-1)."""
         self.in_flight += change
-        self.snapshot = Snapshot(self.name, self.state is State.READY, self.in_flight)
+        self._snapshot = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given new requests."""
+        return self.state is State.READY
+
+    def snapshot(self) -> Snapshot:
+        """What policies see."""
+        if self._snapshot is None:
+            self._snapshot = Snapshot(self.name, self.state is State.READY, self.in_flight)
+        return self._snapshot
 
     @property
     def url(self) -> str:
@@ -163,7 +173,7 @@ class Fleet:
 
     def snapshots(self, stage: Stage) -> list[Snapshot]:
         """What policies see of a stage."""
-        return [m.snapshot for m in self._by_stage[stage]]
+        return [m.snapshot() for m in self._by_stage[stage]]
 
     def needs(self, stage: Stage) -> bool:
         """Whether the deployment has this stage, ready or not."""
@@ -171,7 +181,7 @@ class Fleet:
 
     def missing_stages(self) -> tuple[Stage, ...]:
         """Needed stages without a ready member."""
-        return tuple(s for s in self.needed if not any(m.snapshot.ready for m in self._by_stage[s]))
+        return tuple(s for s in self.needed if not any(m.ready for m in self._by_stage[s]))
 
     def _gone(self, member: Member) -> None:
         member.set_state(State.DOWN)

@@ -177,6 +177,9 @@ class Journey:
 
     async def _attempt(self) -> Answer | Stream | Failure:
         leg_id = self._route.new_leg_id()
+        if not self._legs.can_pick(self._route.serving, self._excluded):
+            # Before prefill makes KV that nobody would fetch.
+            raise self._no_instance(self._route.serving)
         if self._record.path is Path.DISAGGREGATED and not self._is_usable(self._handoff):
             self._drop_handoff("not-used")
             prefill = self._pick(Stage.PREFILL)
@@ -208,7 +211,7 @@ class Journey:
         self._record.prefill = member.name
         intake, route = self._intake, self._route
         outgoing = Outgoing(
-            "POST", intake.api.value, self._headers(leg_id), route.dialect.prefill_body(intake.api, intake.body)
+            "POST", intake.api, self._headers(leg_id), route.dialect.prefill_body(intake.api, intake.body)
         )
         limit_s = min(route.spec.prefill_timeout_s, self._remaining())
         with self._legs.open(member) as leg:
@@ -263,7 +266,7 @@ class Journey:
         handoff = self._handoff if self._record.path is Path.DISAGGREGATED else None
         outgoing = Outgoing(
             "POST",
-            intake.api.value,
+            intake.api,
             self._headers(leg_id),
             route.dialect.decode_body(intake.api, intake.body, handoff.handle if handoff is not None else None),
             # A kept connection that breaks may have brought the request before it did: the handle could be spent.

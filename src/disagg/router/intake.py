@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,8 +21,7 @@ PASSED_ON = frozenset({b"authorization", b"traceparent", b"tracestate", b"baggag
 engine (its request id, its data-parallel rank)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
+class Intake(msgspec.Struct, frozen=True):
     """A request that may be served.
 
     Attributes:
@@ -63,8 +61,10 @@ def read_intake(api: Api, request: Request, names: Collection[str], internal: fr
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(f"The body is not valid JSON: {error}.") from error
     _check_model(body, names)
-    headers = tuple(h for h in request.headers if h[0] in PASSED_ON)
-    return Intake(api, bodies.client_body(body, internal), bodies.is_true(body, "stream"), headers)
+    if not internal.isdisjoint(body) or "vllm_xargs" in body:
+        body = bodies.client_body(body, internal)
+    headers = tuple([h for h in request.headers if h[0] in PASSED_ON])
+    return Intake(api, body, "stream" in body and bodies.is_true(body, "stream"), headers)
 
 
 def _check_model(body: Body, names: Collection[str]) -> None:

@@ -146,6 +146,10 @@ class Legs:
             chosen = choose(policy, snapshots, facts, excluded)
         return self.fleet.get(chosen.name) if chosen is not None else None
 
+    def can_pick(self, stage: Stage, excluded: Collection[str]) -> bool:
+        """Whether `pick` would find an instance."""
+        return any(m.ready and m.name not in excluded for m in self.fleet.members(stage))
+
     def open(self, member: Member) -> Leg:
         """Begin a leg; the caller closes it."""
         return Leg(member, self.metrics, self.now)

@@ -47,7 +47,7 @@ class Models:
 
     async def _card(self, stage: Stage, headers: tuple[Header, ...]) -> dict[str, object] | None:
         known = self._known.get(stage)
-        member = next((m for m in self._fleet.members(stage) if m.snapshot.ready), None)
+        member = next((m for m in self._fleet.members(stage) if m.ready), None)
         if member is None or (known is not None and known[0] == member.incarnation):
             return known[1] if known is not None else None
         card = await self._ask(member, headers)

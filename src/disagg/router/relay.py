@@ -52,7 +52,7 @@ def hide_internal(body: bytes) -> bytes:
     """
     shown = body.count(b'_transfer_params"')
     # In a JSON string this text has a backslash before the quote, so each hit is a key.
-    if shown == 0 or shown == body.count(b'_transfer_params":null'):
+    if shown == 0 or shown == body.count(b'_transfer_params":null') + body.count(b'_transfer_params": null'):
         return body
     try:
         fields = _object.decode(body)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,12 @@ import uvloop
 from rich.console import Console
 
 from disagg.engines.base import EngineAdapter
+from disagg.errors import ConfigError, Problem
 from disagg.http.client import Client
 from disagg.http.limits import ClientLimits
 from disagg.launch.instance import Limits
 from disagg.launch.logs import RunFolder, open_run_folder
-from disagg.launch.process import sweep_lost_runs
+from disagg.launch.process import lost_processes
 from disagg.launch.progress import Progress, Row
 from disagg.launch.supervisor import Settings, Supervisor
 from disagg.router.app import Router
@@ -45,10 +46,12 @@ class Ui:
     Attributes:
         console: Where progress and summary go.
         start_timeout_s: How long an instance may take until it answers its health check; None for the platform's.
+        explain: Names the flags or lines behind problems that name places of the topology.
     """
 
     console: Console = field(default_factory=Console)
     start_timeout_s: float | None = None
+    explain: Callable[[Sequence[Problem]], Sequence[Problem]] = tuple
 
 
 def run(topology: Topology, adapter: EngineAdapter, model: str, ui: Ui) -> int:
@@ -64,11 +67,16 @@ def run(topology: Topology, adapter: EngineAdapter, model: str, ui: Ui) -> int:
         0 after an orderly stop, 130 if it was stopped before it was ready.
 
     Raises:
-        ConfigError: If devices are missing or ports are taken; its problems name places of the topology.
+        ConfigError: If devices are missing or ports are taken.
         LaunchError: If an instance does not start, or can prove no handoff.
     """
     began = time.monotonic()
-    deployment = settle(topology, adapter, model)
+    try:
+        deployment = settle(topology, adapter, model)
+    except ConfigError as error:
+        raise ConfigError(ui.explain(error.problems)) from error
+    for warning in deployment.warnings:
+        ui.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     folder = open_run_folder(topology.log_dir)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Session(deployment, folder, ui, began).serve())
@@ -88,7 +96,7 @@ class _Session:
         fleet = Fleet(topology.stages())
         link = FleetLink(fleet, self._deployment.instances)
         router = Router(self._router_config(), self._deployment.adapter.dialect(topology), fleet)
-        await sweep_lost_runs()
+        self._tell_of_lost_processes()
         await router.start(topology.host, topology.port)
         client = Client(ClientLimits())
         progress = self._progress()
@@ -140,9 +148,22 @@ class _Session:
             progress.tick()
             now = [(v.name, v.pid, v.state) for v in supervisor.views()]
             if now != recorded:
-                supervisor.record_run(endpoint=self._deployment.url, shape=self._deployment.shape)
+                self._record(supervisor)
                 recorded = now
             await asyncio.sleep(_TICK_S)
+
+    def _tell_of_lost_processes(self) -> None:
+        lost = " ".join(map(str, lost_processes()))
+        if lost:
+            self._ui.console.print(
+                f"Earlier runs that were killed left processes behind, which may hold devices and memory. "
+                f"To end them: kill -9 {lost}",
+                style="yellow",
+                soft_wrap=True,
+            )
+
+    def _record(self, supervisor: Supervisor) -> None:
+        supervisor.record_run(endpoint=self._deployment.url, shape=self._deployment.shape)
 
     async def _shut_down(self, router: Router, supervisor: Supervisor) -> None:
         if router.in_flight and not self._hurry.is_set():
@@ -154,6 +175,7 @@ class _Session:
             task.cancel()
         await router.stop()
         await supervisor.stop(self._deployment.stop_groups())
+        self._record(supervisor)
 
     def _catch_signals(self, supervisor: Supervisor) -> None:
         def on_signal() -> None:

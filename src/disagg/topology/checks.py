@@ -87,7 +87,7 @@ def _stages(topology: Topology) -> Iterator[Problem]:
     waiting = [s.value for s in (Stage.ENCODE, Stage.PREFILL) if has[s]]
     if waiting:
         yield Problem(
-            waiting[-1],
+            f"{waiting[-1]}, decode",
             f"{' and '.join(waiting)} without a decode pool cannot answer anyone; give --decode-device-group",
         )
 

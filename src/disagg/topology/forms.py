@@ -47,7 +47,7 @@ def port_list(value: object) -> object:
         ValueError: If a text holds something that is not a port.
     """
     if isinstance(value, str):
-        return parse_ports(",".join(value.replace(",", " ").split()) if value.strip(" ,") else value)
+        return parse_ports(",".join(re.sub(r"\s*,\s*", ",", value.strip()).split()))
     if isinstance(value, int):
         return (value,)
     return tuple(value) if isinstance(value, list) else value

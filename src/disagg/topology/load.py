@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from disagg.errors import ConfigError, Problem
 from disagg.topology.checks import check_topology
 from disagg.topology.draft import Draft, Setting, merge
-from disagg.topology.fields import Kind, field_of
+from disagg.topology.fields import Kind, field_of, spec_fields
 from disagg.topology.instances import Instance, plan_instances
-from disagg.topology.messages import translate
+from disagg.topology.messages import empty_message, translate
 from disagg.topology.provenance import Provenance, ancestors
 from disagg.topology.spec import Platform, Topology
 from disagg.topology.yaml_source import Document, read_yaml_file
@@ -112,15 +112,19 @@ def _validate(draft: Draft) -> tuple[Topology | None, list[Problem], set[str]]:
     Returns:
         The topology, or None if not even that works; what was refused; and the paths that were left out.
     """
+    refused = _empty_sections(draft)
     try:
-        return _build(draft), [], set()
+        topology = _build(draft)
     except ValidationError as error:
-        refused = translate(error)
+        refused += translate(error)
+    else:
+        if not refused:
+            return topology, [], set()
     dropped: set[str] = set()
     for problem in refused:
         field = field_of(problem.where)
-        # One bad item makes a list useless; a bad entry of a mapping only itself.
-        path = problem.where if field is None or field.kind is Kind.MAP else field.path
+        # One bad item makes a list useless; a bad entry of a mapping, or a wrong key of a section, only itself.
+        path = problem.where if field is None or field.kind in (Kind.MAP, Kind.SECTION) else field.path
         if not _drop(draft, path):
             # A section that lacks a key it must have is left out as a whole.
             path = path.rpartition(".")[0]
@@ -131,6 +135,15 @@ def _validate(draft: Draft) -> tuple[Topology | None, list[Problem], set[str]]:
         return _build(draft), refused, dropped
     except ValidationError:
         return None, refused, dropped
+
+
+def _empty_sections(draft: Draft) -> list[Problem]:
+    """A pool without a value could mean one with defaults, or none; neither is guessed."""
+    return [
+        Problem(field.path, empty_message(field.path))
+        for field in spec_fields().values()
+        if field.kind is Kind.SECTION and field.optional and draft.data.get(field.path, field) is None
+    ]
 
 
 def _build(draft: Draft) -> Topology:

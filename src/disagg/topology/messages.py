@@ -78,7 +78,7 @@ def _message(path: str, detail: ErrorDetails) -> str:
             return "is an empty list; give at least one, or remove it"
         case "string_too_short":
             return "must not be empty"
-    return _empty(path) if detail["input"] is None else _expected(path, detail)
+    return empty_message(path) if detail["input"] is None else _expected(path, detail)
 
 
 def _expected(path: str, detail: ErrorDetails) -> str:
@@ -97,7 +97,8 @@ def _expected(path: str, detail: ErrorDetails) -> str:
     return f"{message}; did you mean {guess}?" if guess else message
 
 
-def _empty(path: str) -> str:
+def empty_message(path: str) -> str:
+    """Say that a key has no value, and what to do about it."""
     field = spec_fields().get(path)
     if field is None:
         return "has no value"

@@ -211,12 +211,16 @@ class _Builder:
         return text
 
     def _text(self, node: yaml.Node, path: tuple[str | int, ...]) -> str:
-        """A scalar's text; half a surrogate pair, which an escape can write, is no text."""
+        """A scalar's text. JSON writes characters beyond 16 bits as two escapes; one of them alone is no text."""
         text = str(node.value)
-        if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text):
+        if text.isascii():
             return text
-        self._problem(node, path, "holds half of a surrogate pair, which is not a character")
-        return text.encode("utf-8", "replace").decode()
+        units = text.encode("utf-16", "surrogatepass")
+        try:
+            return units.decode("utf-16")
+        except UnicodeDecodeError:
+            self._problem(node, path, "holds half of a surrogate pair, which is not a character")
+            return units.decode("utf-16", "replace")
 
     def _pairs(
         self, node: yaml.MappingNode, path: tuple[str | int, ...]

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
 from disagg.cli import chat
 from disagg.cli.chat_client import AnswerStats, Endpoint, list_models, stream_chat
@@ -85,8 +86,8 @@ def test_a_conversation_remembers_its_turns_and_clear_forgets_them(
 ) -> None:
     """The second question is sent with the first and its answer; after /clear only the system prompt is left."""
     words = iter(["one", "two", "/clear", "three", "/exit"])
-    talk = chat.Conversation(Endpoint(url), "tiny", {}, "be brief", chat.Console(stderr=True))
-    assert chat._interactive(talk, chat.Console(stderr=True), lambda _: next(words)) == 0
+    talk = chat.Conversation(Endpoint(url), "tiny", {}, "be brief", Console(stderr=True))
+    assert chat._interactive(talk, Console(stderr=True), lambda _: next(words)) == 0
     sent = [[m["content"] for m in body["messages"]] for body in _Script.bodies]
     assert sent == [["be brief", "one"], ["be brief", "one", "Paris", "two"], ["be brief", "three"]]
 

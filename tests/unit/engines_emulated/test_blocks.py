@@ -127,11 +127,12 @@ def test_a_lease_ends_when_it_was_not_renewed_and_does_not_hide_behind_one_that_
     leases = Leases(30.0)
     leases.pin("renewed", [1], now=0.0)
     leases.pin("abandoned", [2, 3], now=1.0)
+    leases.pin("abandoned too", [4], now=1.0)
     leases.renew("renewed", now=20.0)
     leases.renew("unknown", now=20.0)
     assert leases.reap(30.0) == []
-    assert leases.reap(31.0) == [2, 3]
-    assert leases.expired == 1
+    assert leases.reap(31.0) == [2, 3, 4]
+    assert leases.expired == 2
     assert leases.reap(39.9) == []
     assert leases.reap(40.0) == [1]
     assert len(leases) == 0

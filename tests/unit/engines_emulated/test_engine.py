@@ -251,7 +251,26 @@ def test_a_failed_load_fails_the_request_or_recomputes() -> None:
         assert seq.output == (alone(prompt) if recompute else [])
         assert decode.pool.free_blocks == 16
         assert decode.counters.failed_loads == 1
-        assert decode.counters.external_hits == 0
+        assert decode.counters.loaded_tokens == 0
+        assert decode.counters.external_hits == len(prompt), "a planned load is a hit, also on the real engine"
+
+
+def test_kv_that_has_arrived_goes_first() -> None:
+    """Loaded requests hold blocks; behind one that waits for blocks they would wait for each other for ever."""
+    prefill, remote = prefilled([1] * 9)
+    decode = engine_with(max_num_seqs=1, num_blocks=16)
+    long, short = sequence([2] * 40, 20), sequence([1] * 9, 2, remote=remote)
+    for seq in (long, short):
+        decode.add(seq)
+    while not decode.loading:
+        plan = decode.plan()
+        assert plan is not None
+        decode.commit(plan, 0.0)
+    pull(decode, prefill)
+    run(decode)
+    assert short.output == alone([1] * 9, 2)
+    assert long.output == alone([2] * 40, 20)
+    assert decode.pool.free_blocks == 16
 
 
 def test_leaving_while_queued_on_decode_lets_prefill_go() -> None:

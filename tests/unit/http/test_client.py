@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from disagg.http.client import Client
 from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.origin import Origin, Outgoing
 
-TIMES = LegTimes(5.0, 5.0, 5.0)
+TIMES = LegTimes(60.0, 60.0, 60.0)
 POST = Outgoing("POST", "/x", ((b"a", b"b"),), b"body")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -196,6 +197,23 @@ async def test_what_must_not_be_sent_twice_is_not() -> None:
         assert raw.connections == 1
 
 
+async def test_a_kept_connection_that_breaks_inside_an_answer_is_not_tried_again() -> None:
+    """The server has begun to answer: it was not the idle close."""
+
+    async def half_second(raw: Raw, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.request(reader)
+        writer.write(OK)
+        await raw.request(reader)
+        writer.write(OK[:20])
+        await writer.drain()
+
+    async with talking(half_second) as (client, origin, raw):
+        await client.request(origin, POST, TIMES)
+        with pytest.raises(UpstreamUnreachableError):
+            await client.request(origin, POST, TIMES)
+        assert raw.connections == 1
+
+
 async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
     """Only a kept connection can have been stale: a server that dies of a request must not get it twice."""
     async with talking(once(b"")) as (client, origin, raw):
@@ -344,3 +362,46 @@ def test_an_ipv6_origin_has_brackets_only_on_the_wire() -> None:
     """The socket wants the bare address, the Host header the bracketed one."""
     origin = Origin.parse("http://[::1]:99")
     assert (origin.host, origin.port, origin.authority) == ("::1", 99, "[::1]:99")
+
+
+async def test_a_body_can_be_iterated_over() -> None:
+    """Pieces come as they arrive, and the end is the end."""
+    async with talking(
+        once(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+    ) as t:
+        response = await t[0].request(t[1], POST, TIMES)
+        assert b"".join([piece async for piece in response]) == b"ab"
+
+
+async def test_a_burst_leaves_only_so_many_connections_behind() -> None:
+    """More idle connections than the limit are closed, not kept."""
+
+    async def together(raw: Raw, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.request(reader)
+        while len(raw.requests) < 5:
+            await asyncio.sleep(0.005)
+        writer.write(OK)
+        await reader.readexactly(1)
+
+    async with talking(together, ClientLimits(max_idle=2, tick_s=0.01)) as (client, origin, _):
+        await asyncio.gather(*(client.request(origin, POST, TIMES) for _ in range(5)))
+        await asyncio.sleep(0.02)
+        assert client.open_connections == 2
+
+
+async def test_a_server_that_accepts_nothing_is_given_up_in_time() -> None:
+    """Connecting has a limit of its own; a full backlog looks like this."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        held = [socket.socket() for _ in range(4)]
+        for s in held:
+            s.setblocking(False)
+            s.connect_ex(("127.0.0.1", port))
+        client = Client(ClientLimits(connect_timeout_s=0.05))
+        with pytest.raises(UpstreamUnreachableError, match=r"in 0\.05 s"):
+            await client.request(Origin.parse(f"http://127.0.0.1:{port}"), POST, TIMES)
+        for s in held:
+            s.close()
+        await client.close()

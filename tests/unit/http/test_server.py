@@ -383,3 +383,47 @@ async def test_ipv6_is_served() -> None:
     assert (await call.reply()).body == b"/six|"
     await call.close()
     await server.stop()
+
+
+async def test_an_error_after_the_answer_has_begun_breaks_it_off(caplog: pytest.LogCaptureFixture) -> None:
+    """There is no second status line inside a body; the log has the reason."""
+
+    async def late(request: Request, respond: Responder) -> None:
+        respond.start(200, first=b"abc")
+        await asyncio.sleep(0.01)
+        raise BadRequestError("too late")
+
+    async with serving(late) as (_, call):
+        call.send(get("/"))
+        reply = await call.reply()
+        assert (reply.body, reply.complete) == (b"abc", False)
+    assert "too late" in caplog.text
+
+
+async def test_an_answer_is_started_once() -> None:
+    """A second start is a bug of the handler, and shows as one."""
+    seen: list[str] = []
+
+    async def twice(request: Request, respond: Responder) -> None:
+        respond.send(200, b"x")
+        try:
+            respond.send(200, b"y")
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    async with serving(twice) as (_, call):
+        call.send(get("/") + get("/"))
+        assert [(await call.reply()).body for _ in range(2)] == [b"x", b"x"]
+        assert len(seen) == 2
+
+
+async def test_a_refused_client_that_never_stops_sending_is_cut_off() -> None:
+    """The rest of a refused request is dropped for a moment only."""
+    async with serving(limits=ServerLimits(max_body_bytes=10, tick_s=0.01)) as (server, call):
+        call.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n")
+        assert (await call.reply()).status == 413
+        for _ in range(300):
+            if not server.connections:
+                break
+            await asyncio.sleep(0.01)
+        assert not server.connections

@@ -16,7 +16,6 @@ from disagg.launch.instance import (
     Answered,
     Cleaned,
     Died,
-    Doubted,
     Event,
     HandoffFailed,
     HandoffWorked,
@@ -238,15 +237,6 @@ def test_failed_handoffs_after_a_restart_keep_it_out_of_traffic() -> None:
         assert life.state() is State.HEALTHY
 
 
-def test_a_doubted_instance_has_to_prove_itself_again() -> None:
-    """Failures of the data path count, although the health check is answered."""
-    life = ready()
-    life.feed(Doubted("1", "12 legs failed"))
-    assert life.state() is State.HEALTHY
-    life.feed(HandoffWorked("1"))
-    assert life.state() is State.READY
-
-
 @pytest.mark.parametrize("make", [starting, ready])
 def test_a_stop_ends_and_a_second_one_kills(make: Callable[[], Life]) -> None:
     """First SIGTERM, then SIGKILL; the death of a process that was asked to end is no crash."""
@@ -290,7 +280,6 @@ def test_reports_of_the_dead_do_not_touch_the_living() -> None:
         Died("1", "x"),
         Cleaned("1"),
         Silent("1", "x"),
-        Doubted("1", "x"),
     ):
         assert life.feed(late) == ()
         assert life.record == before
@@ -307,7 +296,6 @@ def events(known: int) -> st.SearchStrategy[Event]:
         ids.map(ProbeBegan),
         ids.map(HandoffWorked),
         ids.map(lambda i: HandoffFailed(i, "failed")),
-        ids.map(lambda i: Doubted(i, "doubted")),
         ids.map(lambda i: Died(i, "died")),
         ids.map(Cleaned),
     )

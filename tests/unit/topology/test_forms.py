@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg.topology import forms
@@ -111,20 +112,20 @@ def test_only_strict_json_is_read(text: str) -> None:
         forms.parse_json(text)
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.text(), st.lists))
 def test_json_comes_back_as_it_was(value: object) -> None:
     """Reading what json writes changes nothing."""
     assert forms.parse_json(json.dumps(value)) == value
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_breaks_a_reader(text: str) -> None:
     """Any text is read or refused with a ValueError; nothing else escapes."""
     for read in (forms.whole_number, forms.port_list, forms.group_list, forms.device_group, forms.qaic_config):
-        try:
-            read(text)  # type: ignore[operator]  # all take text
-        except ValueError as error:
-            assert str(error)
+        with contextlib.suppress(ValueError):
+            read(text)
 
 
 @pytest.mark.parametrize("url", ["redis://h:1", "lmcache://h:1", "mooncake://h:1", "file:///d", "rediss://h"])

@@ -175,7 +175,8 @@ def _findings(topology: Topology, table: FlagTable) -> Findings:
                 yield warning(where, "has no effect on an emulated engine")
         for flag, value in settings.engine_args.items():
             where = flag_path(topology, stage, flag)
-            if base_name(flag) not in table.flags and base_name(flag) in real.flags:
+            known = base_name(flag) in table.flags or base_name(flag) in table.reserved
+            if not known and base_name(flag) in real.flags:
                 yield warning(where, f"--{flag} is a flag of {real.engine}, without effect on an emulated engine")
                 continue
             problem = flag_problem(table, flag, value, allow_unknown=topology.allow_unknown_engine_args)

@@ -241,7 +241,11 @@ class Stream:
         tail: dict[str, Any] = {}
         if generation.continuous_usage:
             prompt, output = len(seq.prompt), len(seq.output)
+            if "role" in choice.get("delta", ()):
+                output = 0
             tail["usage"] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+            if generation.chat:
+                tail["usage"]["completion_tokens_details"] = None
         if not generation.include_usage and choice["finish_reason"] is not None:
             tail["system_fingerprint"] = self._identity.fingerprint
         tail |= extra or {}

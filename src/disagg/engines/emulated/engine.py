@@ -72,10 +72,16 @@ class Engine:
         self.leases = Leases(settings.lease_s)
         self.counters = Counters()
         self.waiting: deque[Sequence] = deque()
+        self.ready: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.loading: set[Sequence] = set()
         self.to_load: list[Sequence] = []
         self.to_release: list[RemoteKv] = []
+
+    @property
+    def queued(self) -> int:
+        """Sequences that have arrived and do not run yet."""
+        return len(self.waiting) + len(self.ready) + len(self.loading)
 
     # In and out.
 
@@ -112,7 +118,6 @@ class Engine:
         seq.external_tokens = prompt - seq.computed
         self.counters.loads += 1
         self.counters.loaded_tokens += seq.external_tokens
-        self.counters.external_hits += seq.external_tokens
         if remote.prefill_cached_tokens is not None:
             seq.cached_tokens = remote.prefill_cached_tokens
         else:
@@ -120,14 +125,17 @@ class Engine:
         # The last prompt token is computed here, because the first output token is sampled from it.
         seq.computed = prompt - 1
         self._remember(seq, 0, prompt)
-        seq.state = State.WAITING
-        self.waiting.appendleft(seq)
+        self._make_ready(seq)
+
+    def _make_ready(self, seq: Sequence) -> None:
+        # Before all who wait: it holds blocks already, and would keep them from those in front of it.
+        seq.state = State.READY
+        self.ready.append(seq)
 
     def _load_failed(self, seq: Sequence) -> None:
         self.counters.failed_loads += 1
         if self.settings.recompute:
-            seq.state = State.WAITING
-            self.waiting.appendleft(seq)
+            self._make_ready(seq)
             return
         self._free(seq)
         self._end(seq, "error")
@@ -143,7 +151,7 @@ class Engine:
 
     def fail_all(self) -> None:
         """The engine dies: every sequence ends with an error."""
-        for seq in [*self.waiting, *self.running, *self.loading]:
+        for seq in [*self.waiting, *self.ready, *self.running, *self.loading]:
             self._leave(seq)
             self._end(seq, "error")
             seq.on_output(seq)
@@ -166,7 +174,7 @@ class Engine:
                 continue
             work.append((seq, count))
             budget -= count
-        while budget and self.waiting and preemptions == self.counters.preemptions:
+        while budget and (self.ready or self.waiting) and preemptions == self.counters.preemptions:
             admitted = self._admit(budget)
             if admitted is None:
                 break
@@ -207,21 +215,22 @@ class Engine:
 
     def _admit(self, budget: int) -> tuple[Sequence, int] | None:
         """Let the first waiting sequence in: a number of tokens to compute, or 0 if it goes to load its KV."""
-        seq = self.waiting[0]
+        queue = self.ready or self.waiting
+        seq = queue[0]
         if not seq.blocks and not self._place(seq):
             return None
         if seq.state is State.LOADING:
-            self.waiting.popleft()
+            queue.popleft()
             return seq, 0
         if len(self.running) >= self.settings.max_num_seqs:
             return None
         count = min(seq.length - seq.computed, budget)
         if not self._room(seq, seq.computed + count):
-            if not seq.external_tokens:
+            if seq.state is State.WAITING:
                 # Cached blocks are not held by one who waits: those who run may need them to come to an end.
                 self._free(seq)
             return None
-        self.waiting.popleft()
+        queue.popleft()
         seq.state = State.RUNNING
         self.running.append(seq)
         return seq, count
@@ -249,6 +258,8 @@ class Engine:
             counters.local_hit_tokens += seq.computed
             seq.cached_tokens = seq.computed
         if seq.remote is not None:
+            # Counted when the load is planned: as on the real engine, one that fails afterwards has been a hit.
+            counters.external_hits += tokens - seq.computed
             seq.state = State.LOADING
             self.loading.add(seq)
             self.to_load.append(seq)
@@ -319,6 +330,8 @@ class Engine:
         """Take a sequence out of wherever it is and free its blocks."""
         if seq.state is State.WAITING:
             self.waiting.remove(seq)
+        elif seq.state is State.READY:
+            self.ready.remove(seq)
         elif seq.state is State.RUNNING:
             self.running.remove(seq)
         if seq.state is State.LOADING:

@@ -17,12 +17,16 @@ class MalformedBodyError(BadRequestError):
     kind = "Bad Request"
 
 
+class UnreadableBodyError(MalformedBodyError):
+    """The body is no text. The framework answers this before vLLM sees it, in a shape of its own."""
+
+
 def _summary(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= 200 else value[:200] + "...[truncated]"
     if isinstance(value, list | dict):
         return f"<{type(value).__name__} of {len(value)} items>"
-    return value
+    return str(value)
 
 
 def schema_error(*problems: dict[str, Any] | str) -> MalformedBodyError:
@@ -56,12 +60,12 @@ def read_object(body: bytes, content_type: bytes | None) -> dict[str, Any]:
     media = (content_type or b"").split(b";", 1)[0].strip().lower()
     if media != b"application/json":
         raise schema_error("Unsupported Media Type: Only 'application/json' is allowed")
-    if not body:
-        raise schema_error(problem("missing", "body", "Field required", None))
     try:
-        value = msgspec.json.decode(body)
+        value = msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = _read_slowly(body)
+    if value is None:
+        raise schema_error(problem("missing", "body", "Field required", None))
     if not isinstance(value, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise schema_error(problem("model_attributes_type", "body", message, value))
@@ -76,7 +80,7 @@ def _read_slowly(body: bytes) -> object:
         found = problem("json_invalid", f"body.{error.pos}", "JSON decode error", {})
         raise schema_error(found | {"ctx": {"error": error.msg}}) from error
     except (UnicodeDecodeError, RecursionError) as error:
-        raise MalformedBodyError("There was an error parsing the body") from error
+        raise UnreadableBodyError("There was an error parsing the body") from error
 
 
 class Fields:
@@ -188,17 +192,36 @@ class Fields:
                 self._add("int_type", f"{name}.{index}", "Input should be a valid integer", item)
         return [item for item in value if isinstance(item, int)]
 
-    def strings(self, name: str) -> tuple[str, ...]:
-        """One string or a list of them, empty if absent."""
+    def strings(self, name: str, most: int) -> tuple[str, ...]:
+        """One string or a list of at most `most`, empty if absent."""
         value = self.body.get(name)
         if value is None:
             return ()
         if isinstance(value, str):
             return (value,)
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        if isinstance(value, list) and len(value) <= most and all(isinstance(item, str) for item in value):
             return tuple(value)
         self._add("string_type", name, "Input should be a valid string")
+        if not isinstance(value, list):
+            self._add("list_type", name, "Input should be a valid list")
+        elif len(value) > most:
+            message = f"List should have at most {most} items after validation, not {len(value)}"
+            context = {"field_type": "List", "max_length": most, "actual_length": len(value)}
+            self.problems.append(problem("too_long", f"body.{name}", message, value) | {"ctx": context})
         return ()
+
+    def not_null(self, *names: str) -> None:
+        """Fields that may be left out, but not be null."""
+        for name in names:
+            if name in self.body and self.body[name] is None:
+                kind, what = ("int", "integer") if name in {"n", "min_tokens"} else ("bool", "boolean")
+                self.problems.append(problem(f"{kind}_type", f"body.{name}", f"Input should be a valid {what}", None))
+
+    def within(self, name: str, value: int | None, most: int) -> None:
+        """An upper limit of the schema."""
+        if value is not None and value > most:
+            message = f"Input should be less than or equal to {most}"
+            self.problems.append(problem("less_than_equal", f"body.{name}", message, value) | {"ctx": {"le": most}})
 
     def _add(self, kind: str, name: str, message: str, value: object = None) -> None:
         shown = self.body.get(name) if value is None else value

@@ -173,4 +173,9 @@ class Instance:
         # Not awaited by the request that asked: stopping the server ends that request's own task.
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("engine %s: %s", self.settings.engine_id, error)

@@ -21,6 +21,16 @@ def _ranked(context: int, token: int, top: int) -> list[tuple[int, float]]:
     return out
 
 
+def _ranked_prompt(context: int, token: int, top: int) -> list[tuple[int, float, int]]:
+    """A prompt token with a rank of its own, then the most likely ones, as token, log probability and rank."""
+    rank = 2 + top + mix(context ^ token) % 500
+    out = [(token, logprob_of(context, 1) - rank / 64, rank)]
+    for place, (other, value) in enumerate(_ranked(context, WORDS[mix(context) % len(WORDS)], top), 1):
+        if place <= top and other != token:
+            out.append((other, value, place))
+    return out
+
+
 def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     text = tokenizer.token_text(token, special=True)
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
@@ -58,17 +68,20 @@ def completion_logprobs(
         shown = seq.prompt + seq.output[:begin] if generation.echoed else seq.output[:begin]
         offset = sum(len(tokenizer.token_text(token, special=True)) for token in shown)
     out: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-    for token, context in rows:
+    prompt_rows = len(rows) - (0 if generation.only_echo else end - begin)
+    for index, (token, context) in enumerate(rows):
         text = tokenizer.token_text(token, special=True)
         out["text_offset"].append(offset)
         out["tokens"].append(text)
         offset += len(text)
-        ranked = None if context is None else _ranked(context, token, top)
-        out["token_logprobs"].append(None if ranked is None else ranked[0][1])
-        shown_top = (
-            None if ranked is None else {tokenizer.token_text(t, special=True): v for t, v in ranked[: max(1, top)]}
-        )
-        out["top_logprobs"].append(shown_top)
+        pairs: list[tuple[int, float]] | None = None
+        if context is not None and index < prompt_rows:
+            pairs = [(other, value) for other, value, _ in _ranked_prompt(context, token, top)]
+        elif context is not None:
+            pairs = _ranked(context, token, top)[: max(1, top)]
+        out["token_logprobs"].append(None if pairs is None else pairs[0][1])
+        named = None if pairs is None else {tokenizer.token_text(t, special=True): value for t, value in pairs}
+        out["top_logprobs"].append(named)
     return out
 
 
@@ -80,7 +93,7 @@ def prompt_logprobs(seq: Sequence, top: int, tokenizer: Tokenizer) -> list[dict[
             out.append(None)
             continue
         row = {}
-        for rank, (other, value) in enumerate(_ranked(context, token, top), 1):
+        for other, value, rank in _ranked_prompt(context, token, top):
             row[str(other)] = {
                 "logprob": value,
                 "rank": rank,

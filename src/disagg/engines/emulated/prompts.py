@@ -9,9 +9,12 @@ from typing import Any
 from disagg.engines.emulated.fields import problem, rejected, schema_error
 from disagg.engines.emulated.model import IM_END, IM_START, VOCAB_SIZE, Tokenizer
 
+MAX_TOKEN_CHARS = 81
+"""Characters of the longest token, of a real vocabulary: the toy's own four would refuse most long texts here."""
 
-def chat_tokens(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
-    """The rendered chat prompt.
+
+def chat_tokens(body: Mapping[str, Any], tokenizer: Tokenizer, model: str) -> list[int]:
+    """The rendered chat prompt of a model of this name.
 
     Everything that a template can show goes in: the tools in the order sent, names, tool calls.
 
@@ -21,15 +24,21 @@ def chat_tokens(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise schema_error(problem("list_type", "body.messages", "Input should be a valid list", messages))
+    if not messages:
+        raise rejected("Cannot apply chat template to an empty conversation. Provide at least one message.")
     out: list[int] = []
     if body.get("tools") and body.get("tool_choice") != "none":
         out += _turn("system", json.dumps(body["tools"]), tokenizer)
     for index, message in enumerate(messages):
-        out += _turn(*_role_and_text(message, index), tokenizer)
+        out += _turn(*_role_and_text(message, index, model), tokenizer)
     if body.get("continue_final_message"):
         if body.get("add_generation_prompt", True):
-            raise rejected("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-        return out[:-2] if messages else out
+            raise rejected(
+                "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when "
+                "you want the model to continue the final message, and add_generation_prompt when you want to add a "
+                "header that will prompt it to start a new assistant message instead."
+            )
+        return out[:-2]
     if body.get("add_generation_prompt", True):
         out += [IM_START, *tokenizer.encode("assistant\n")]
     return out
@@ -39,7 +48,7 @@ def _turn(role: str, text: str, tokenizer: Tokenizer) -> list[int]:
     return [IM_START, *tokenizer.encode(f"{role}\n"), *tokenizer.encode(text), IM_END, *tokenizer.encode("\n")]
 
 
-def _role_and_text(message: object, index: int) -> tuple[str, str]:
+def _role_and_text(message: object, index: int, model: str) -> tuple[str, str]:
     where = f"body.messages.{index}"
     if not isinstance(message, dict):
         raise schema_error(problem("dict_type", where, "Input should be a valid dictionary", message))
@@ -49,10 +58,10 @@ def _role_and_text(message: object, index: int) -> tuple[str, str]:
     extra = "".join(
         f"\n{key}: {json.dumps(message[key])}" for key in ("name", "tool_calls", "tool_call_id") if key in message
     )
-    return role, _content(message.get("content"), where) + extra
+    return role, _content(message.get("content"), where, model) + extra
 
 
-def _content(content: object, where: str) -> str:
+def _content(content: object, where: str, model: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -63,8 +72,7 @@ def _content(content: object, where: str) -> str:
         if kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif isinstance(kind, str) and kind.partition("_")[0] in {"image", "audio", "video", "input"}:
-            media = kind.removeprefix("input_").partition("_")[0]
-            raise rejected(f"At most 0 {media}(s) may be provided in one prompt.", media)
+            raise rejected(f"{model} is not a multimodal model")
         else:
             raise schema_error(problem("literal_error", f"{where}.content", "Unknown part of a message", part))
     return "\n".join(texts)
@@ -79,9 +87,11 @@ def completion_prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[tu
     prompt = body.get("prompt")
     if prompt is None or prompt == "":
         raise rejected("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if prompt == []:
+        raise rejected("You must pass at least one prompt")
     if isinstance(prompt, str):
         return [(tokenizer.encode(prompt), prompt)]
-    if isinstance(prompt, list) and prompt:
+    if isinstance(prompt, list):
         if all(isinstance(item, str) for item in prompt):
             return [(tokenizer.encode(item), item) for item in prompt]
         if all(isinstance(item, int) for item in prompt):
@@ -92,8 +102,12 @@ def completion_prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[tu
 
 
 def _ids(tokens: list[int]) -> list[int]:
-    for token in tokens:
-        if not 0 <= token < VOCAB_SIZE:
+    for index, token in enumerate(tokens):
+        if token < 0:
+            message = "Input should be greater than or equal to 0"
+            found = problem("greater_than_equal", f"body.prompt.{index}", message, token)
+            raise schema_error(found | {"ctx": {"ge": 0}})
+        if token >= VOCAB_SIZE:
             raise rejected(f"Token id {token} is out of vocabulary")
     return list(tokens)
 
@@ -113,6 +127,23 @@ def given_tokens(params: Mapping[str, Any] | None) -> list[int] | None:
             "kv_transfer_params.prompt_token_ids",
         )
     return _ids(tokens)
+
+
+def check_text(text: str, limit: int) -> None:
+    """Refuse a text that cannot fit the context, before it is tokenised.
+
+    Raises:
+        BadRequestError: If it has more characters than the context's tokens could have.
+    """
+    most = limit * MAX_TOKEN_CHARS
+    if len(text) > most:
+        raise rejected(
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {len(text)} "
+            f"characters (more than {most} characters, which is the upper bound for {limit} input tokens). "
+            "Please reduce the length of the input prompt.",
+            "input_text",
+            len(text),
+        )
 
 
 def check_length(tokens: list[int], limit: int, *, from_text: bool) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from disagg.engines.emulated.fields import Fields, problem, rejected
-from disagg.engines.emulated.model import VOCAB_SIZE, Tokenizer, mix
-from disagg.engines.emulated.prompts import chat_tokens, check_length, completion_prompts, given_tokens
+from disagg.engines.emulated.model import Tokenizer
+from disagg.engines.emulated.prompts import chat_tokens, check_length, check_text, completion_prompts, given_tokens
+from disagg.engines.emulated.sampling import SamplingDraft
 from disagg.engines.emulated.sequence import Sampling
 from disagg.engines.emulated.settings import EngineSettings
 from disagg.errors import BadRequestError, UnknownModelError
 
 _MAX_LOGPROBS = 20
-_GREEDY = 1e-5
-_UNSUPPORTED = ("structured_outputs", "suffix", "prompt_embeds", "documents", "chat_template", "logprob_token_ids")
+_UNSUPPORTED = ("structured_outputs", "prompt_embeds", "documents", "chat_template", "logprob_token_ids")
 
 
 @dataclass(slots=True)
@@ -73,9 +72,12 @@ def read_generation(
     out.cache_salt = fields.text("cache_salt") or ""
     _read_stream_options(out, fields)
     _read_logprobs(out, fields)
-    draft = _Draft(fields)
+    draft = SamplingDraft(fields, chat=chat)
     echo = fields.flag("echo")
     model = fields.text("model")
+    fields.not_null("min_tokens", "ignore_eos", "include_stop_str_in_output", *(("echo",) if chat else ("n",)))
+    if body.get("cache_salt") == "":
+        raise rejected("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
     _refuse_unsupported(body)
     if chat and body.get("messages") is None:
         fields.problems.insert(0, problem("missing", "body.messages", "Field required", dict(body)))
@@ -85,7 +87,17 @@ def read_generation(
         raise UnknownModelError(f"The model `{model}` does not exist. Valid aliases: {valid}.", param="model")
     _check_tools(body, fields)
     _read_prompts(out, body, settings, tokenizer, echo=echo)
-    draft.finish(out, settings, max(map(len, out.prompts)), echo=echo)
+    draft.check_length(settings.max_model_len)
+    out.only_echo = echo and draft.asked == 0 and not chat
+    if echo and out.prompt_logprobs is None:
+        out.prompt_logprobs = (out.logprobs or 0) if chat else out.logprobs
+    # The context limit ends a sequence by itself: with several prompts each has its own room.
+    room = settings.max_model_len - max(map(len, out.prompts))
+    out.samplings = draft.samplings(
+        1 if out.only_echo else draft.limit(room),
+        record=out.logprobs is not None,
+        prompt_logprobs=out.prompt_logprobs is not None,
+    )
     return out
 
 
@@ -128,6 +140,8 @@ def _read_logprobs(out: Generation, fields: Fields) -> None:
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     """What the toy model cannot do is refused, not ignored."""
+    if body.get("suffix"):
+        raise BadRequestError("suffix is only supported for models with FIM completion rendering", param="suffix")
     found = [name for name in _UNSUPPORTED if body.get(name)]
     if body.get("use_beam_search"):
         found.append("use_beam_search")
@@ -164,11 +178,12 @@ def _read_prompts(
         check_length(given, limit, from_text=False)
         out.prompts = [given]
     elif out.chat:
-        tokens = chat_tokens(body, tokenizer)
+        tokens = chat_tokens(body, tokenizer, settings.served_model_names[0])
         check_length(tokens, limit, from_text=True)
         out.prompts = [tokens]
     else:
         for tokens, text in completion_prompts(body, tokenizer):
+            check_text(text or "", limit)
             check_length(tokens, limit, from_text=text is not None)
             out.prompts.append(tokens)
             if echo:
@@ -179,107 +194,3 @@ def _read_prompts(
         last = body["messages"][-1] if body["messages"] else {}
         same = last.get("role") == out.role and isinstance(last.get("content"), str)
         out.echoed = [last["content"] if same else ""]
-
-
-class _Draft:
-    """Sampling fields as sent; they are checked after the prompt, as vLLM does."""
-
-    def __init__(self, fields: Fields) -> None:
-        self.max_name = (
-            "max_completion_tokens" if fields.body.get("max_completion_tokens") is not None else "max_tokens"
-        )
-        self.max_tokens = fields.integer(self.max_name)
-        self.min_tokens = fields.integer("min_tokens") or 0
-        n = fields.integer("n")
-        self.n = 1 if n is None else n
-        self.seed = fields.integer("seed")
-        temperature = fields.number("temperature")
-        self.temperature = 1.0 if temperature is None else temperature
-        top_p = fields.number("top_p")
-        self.top_p = 1.0 if top_p is None else top_p
-        self.stop = fields.strings("stop")
-        self.stop_token_ids = frozenset(fields.integers("stop_token_ids"))
-        self.include_stop = fields.flag("include_stop_str_in_output")
-        self.ignore_eos = fields.flag("ignore_eos")
-        self.allowed = fields.integers("allowed_token_ids")
-        self.bias = fields.mapping("logit_bias") or {}
-
-    def finish(self, out: Generation, settings: EngineSettings, longest: int, *, echo: bool) -> None:
-        """Check the values and make one sampling per choice."""
-        limit = settings.max_model_len
-        asked = self.max_tokens if self.max_tokens is not None else None if out.chat else 16
-        if asked is not None and asked > limit:
-            raise rejected(
-                f"{self.max_name}={asked} cannot be greater than max_model_len={limit}. "
-                "Please request fewer output tokens.",
-                self.max_name,
-                asked,
-            )
-        out.only_echo = echo and asked == 0 and not out.chat
-        # The context limit ends a sequence by itself: with several prompts each has its own room.
-        room = limit - longest
-        max_tokens = room if asked is None else min(asked, room)
-        if out.only_echo:
-            max_tokens = 1
-        self._check(max_tokens)
-        forced, banned = self._biased()
-        greedy = self.temperature < _GREEDY
-        for choice in range(self.n):
-            salt = 0 if greedy or (self.seed is None and choice == 0) else mix((self.seed or 0) * 1009 + choice + 1)
-            out.samplings.append(
-                Sampling(
-                    max_tokens=max_tokens,
-                    min_tokens=self.min_tokens,
-                    salt=salt,
-                    stop=self.stop,
-                    stop_token_ids=self.stop_token_ids,
-                    include_stop=self.include_stop,
-                    ignore_eos=self.ignore_eos,
-                    forced=forced,
-                    banned=banned,
-                    record=out.logprobs is not None,
-                    prompt_logprobs=out.prompt_logprobs is not None or (echo and out.logprobs is not None),
-                )
-            )
-
-    def _check(self, max_tokens: int) -> None:
-        if self.n < 1:
-            raise rejected(f"n must be at least 1, got {self.n}.")
-        if self.n > 16384:
-            raise rejected(f"n must be at most 16384, got {self.n}.")
-        if not math.isfinite(self.temperature):
-            raise rejected(f"temperature must be a finite number, got {self.temperature}.", "temperature")
-        if self.temperature < 0.0:
-            message = f"temperature must be non-negative, got {self.temperature}."
-            raise rejected(message, "temperature", self.temperature)
-        if self.temperature > 2.0:
-            message = f"temperature must be in [0, 2], got {self.temperature}."
-            raise rejected(message, "temperature", self.temperature)
-        if not 0.0 < self.top_p <= 1.0:
-            raise rejected(f"top_p must be in (0, 1], got {self.top_p}.", "top_p", self.top_p)
-        if max_tokens < 1:
-            raise rejected(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
-        if self.min_tokens < 0:
-            raise rejected(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
-        if self.min_tokens > max_tokens:
-            raise rejected(
-                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {self.min_tokens}."
-            )
-        if any(not stop for stop in self.stop):
-            raise rejected("stop cannot contain an empty string.")
-        if self.temperature < _GREEDY and self.n > 1:
-            raise rejected(f"n must be 1 when using greedy sampling, got {self.n}.")
-
-    def _biased(self) -> tuple[tuple[int, ...], frozenset[int]]:
-        """Tokens that are forced and that are banned. A bias decides only at its ends, +100 and -100."""
-        try:
-            bias = {int(token): float(value) for token, value in self.bias.items()}
-        except (TypeError, ValueError) as error:
-            raise rejected("logit_bias must map token ids to numbers.", "logit_bias") from error
-        if any(not 0 <= token < VOCAB_SIZE for token in (*bias, *self.allowed)):
-            raise rejected(
-                f"Token ids must be from 0 to {VOCAB_SIZE - 1}.", "logit_bias" if bias else "allowed_token_ids"
-            )
-        forced = tuple(token for token, value in bias.items() if value >= 100) or tuple(self.allowed)
-        banned = frozenset(token for token, value in bias.items() if value <= -100)
-        return forced, banned

@@ -19,6 +19,7 @@ class State(Enum):
 
     WAITING = "waiting"
     LOADING = "loading"
+    READY = "ready"
     RUNNING = "running"
     FINISHED = "finished"
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 from zlib import crc32
 
+import msgspec
+
 from disagg.engines.emulated import metrics
 from disagg.engines.emulated.answers import Identity
 from disagg.engines.emulated.driver import Driver
 from disagg.engines.emulated.engine import Engine
 from disagg.engines.emulated.exchange import ENGINE_DEAD, REQUEST_FAILED, EngineFailedError, Exchange
 from disagg.engines.emulated.faults import CutOutput, FaultBox, Faults, Output, read_faults
-from disagg.engines.emulated.fields import read_object
+from disagg.engines.emulated.fields import UnreadableBodyError, read_object
 from disagg.engines.emulated.handoff import FatalHandoffError, RemoteKv, read_remote
 from disagg.engines.emulated.requests import Generation, read_generation
 from disagg.errors import BadRequestError, ClientError
@@ -25,7 +27,7 @@ from disagg.http.responder import Responder
 VERSION = "0.32.0"
 """The vLLM version whose behaviour this engine has."""
 _POST = ("/v1/chat/completions", "/v1/completions")
-_GET = ("/v1/models", "/health", "/ping", "/version", "/metrics")
+_GET = ("/v1/models", "/health", "/version", "/metrics", "/load")
 _ADMIN = "/emulated/"
 
 
@@ -72,16 +74,15 @@ class Api:
             return
         if self._core.driver.frozen:
             await self._core.driver.thawed()
-        if path in _POST:
-            if request.method == "POST":
-                await self._generate(request, responder)
-            else:
-                responder.send_answer(json_answer(405, {"detail": "Method Not Allowed"}))
-        elif path in _GET:
-            if request.method in {"GET", "HEAD"}:
-                self._read(path, responder)
-            else:
-                responder.send_answer(json_answer(405, {"detail": "Method Not Allowed"}))
+        method = request.method
+        if path in _POST and method == "POST":
+            await self._generate(request, responder)
+        elif (path in _GET and method == "GET") or (path == "/ping" and method in {"GET", "POST"}):
+            self._read(path, responder)
+        elif path in _POST or path in _GET or path == "/ping":
+            allowed = b"POST" if path in _POST else b"GET"
+            body = msgspec.json.encode({"detail": "Method Not Allowed"})
+            responder.send(405, body, (JSON_TYPE, (b"allow", allowed)))
         else:
             responder.send_answer(json_answer(404, {"detail": "Not Found"}))
 
@@ -99,20 +100,25 @@ class Api:
         if core.dead:
             raise EngineFailedError(ENGINE_DEAD)
         chat = request.path == _POST[0]
-        body = read_object(request.body, request.header(b"content-type"))
+        try:
+            body = read_object(request.body, request.header(b"content-type"))
+        except UnreadableBodyError as error:
+            responder.send_answer(json_answer(400, {"detail": error.message}))
+            return
         generation, remote = self._check(body, chat=chat)
         if faults.no_handle:
             generation.kv_params = None
         identity = self._identify(request, body, chat=chat)
-        output: Output = responder if faults.close_at_byte is None else CutOutput(responder, faults.close_at_byte)
+        output = _output(responder, faults)
         exchange = Exchange(core.driver, generation, identity, remote, output)
         core.exchanges.add(exchange)
         responder.on_disconnect(exchange.cancel)
         try:
             exchange.run()
             await exchange.done
-            if faults.close_at_byte is not None:
-                await asyncio.sleep(1.0)
+            if output is not responder:
+                # A cut answer is never complete: this ends when the connection does.
+                await asyncio.get_running_loop().create_future()
         finally:
             core.exchanges.discard(exchange)
 
@@ -159,6 +165,8 @@ class Api:
         match path:
             case "/health" | "/ping":
                 responder.send(503 if core.dead else 200, b"")
+            case "/load":
+                responder.send_answer(json_answer(200, {"server_load": 0}))
             case "/version":
                 responder.send_answer(json_answer(200, {"version": VERSION}))
             case "/metrics":
@@ -235,7 +243,16 @@ class Api:
             "expired_leases": engine.leases.expired,
             "late_reads": engine.leases.late,
             "running": len(engine.running),
-            "waiting": len(engine.waiting),
+            "waiting": engine.queued - len(engine.loading),
             "loading": len(engine.loading),
             "requests": len(core.exchanges),
         }
+
+
+def _output(responder: Responder, faults: Faults) -> Output:
+    """Where an answer goes under these faults."""
+    if faults.close_at_byte is not None:
+        return CutOutput(responder, faults.close_at_byte, close=True)
+    if faults.hang_at_byte is not None:
+        return CutOutput(responder, faults.hang_at_byte, close=False)
+    return responder

@@ -238,15 +238,20 @@ class Puller:
         """Renew the leases of requests that wait here, by engine id; peers that are not connected are left out."""
         for engine_id, request_ids in waiting.items():
             task = self._links.get(engine_id)
-            if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-                link = task.result()
-                if link.open:
-                    link.send("beat", request_ids)
+            if task is not None and task.done() and task.result().open:
+                task.result().send("beat", request_ids)
 
     def connect(self, remote: RemoteKv) -> None:
         """Begin a connection that will be needed, so that heartbeats can go out before the read."""
         if remote.engine_id not in self._links:
-            self._links[remote.engine_id] = asyncio.get_running_loop().create_task(self._open(remote))
+            task = asyncio.get_running_loop().create_task(self._open(remote))
+            self._links[remote.engine_id] = task
+            task.add_done_callback(lambda done: self._forget_failure(remote.engine_id, done))
+
+    def _forget_failure(self, engine_id: str, task: asyncio.Task[_Link]) -> None:
+        # Whoever waits for the connection is told; with nobody waiting (a client that left) nobody has to be.
+        if (task.cancelled() or task.exception() is not None) and self._links.get(engine_id) is task:
+            del self._links[engine_id]
 
     async def close(self) -> None:
         """Close all connections."""
@@ -260,11 +265,10 @@ class Puller:
 
     async def _link(self, remote: RemoteKv) -> _Link:
         known = self._links.get(remote.engine_id)
-        if known is not None and known.done() and (known.cancelled() or known.exception() or not known.result().open):
+        if known is not None and known.done() and not known.result().open:
+            # It was connected, so the process behind it is gone: no need to wait for a handshake.
             del self._links[remote.engine_id]
-            if not known.cancelled() and known.exception() is None:
-                # It was connected, so the process behind it is gone: no need to wait for a handshake.
-                raise TransferError(f"the connection to engine {remote.engine_id} is broken")
+            raise TransferError(f"the connection to engine {remote.engine_id} is broken")
         self.connect(remote)
         return await asyncio.shield(self._links[remote.engine_id])
 
@@ -273,6 +277,8 @@ class Puller:
         begun = loop.time()
         link: _Link | None = None
         try:
+            if not remote.host:
+                raise OSError("the handle names no host")
             async with asyncio.timeout(self._timeout_s):
                 _, link = await loop.create_connection(_Link, remote.host, remote.port)
                 answer = await link.ask("meta")

@@ -25,7 +25,7 @@ KEEP_BLOCKS = msgspec.Raw(
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[\x21-\x7e]+\Z")]
 
 
 class _PullParams(msgspec.Struct):

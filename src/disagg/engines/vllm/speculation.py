@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from disagg.engines.findings import shown
 from disagg.engines.speculation import translate
 
 KNOWN_KEYS = frozenset(
@@ -67,7 +68,7 @@ def needs_prefill(config: Mapping[str, JsonValue]) -> bool:
     method = config.get("method")
     if method is None and config.get("model") in ("ngram", "[ngram]"):
         return False
-    return method not in _WITHOUT_KV
+    return not (isinstance(method, str) and method in _WITHOUT_KV)
 
 
 def disagreements(prefill: Mapping[str, JsonValue], decode: Mapping[str, JsonValue]) -> tuple[str, ...]:
@@ -95,6 +96,11 @@ def faults(given: Mapping[str, JsonValue]) -> list[str]:
             'needs a method or a draft model: {"method": "ngram", "num_speculative_tokens": 5} or '
             '{"model": "<draft>", "num_speculative_tokens": 3}'
         )
+    found.extend(
+        f"{key} is {shown(config[key])}; it is a name"
+        for key in ("method", "model")
+        if not isinstance(config.get(key), str | None)
+    )
     tokens = config.get("num_speculative_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
         found.append(f"num_speculative_tokens is {tokens!r}; it is a whole number from 1")

@@ -54,7 +54,11 @@ def test_a_plain_pair_has_nothing_to_complain_about() -> None:
         ({"decode": {"override_qaic_config": {"ccl_enabled": True}}}, "decode.override_qaic_config", "explicit"),
         ({"engine_args": {"enforce-eager": True}}, "engine_args.enforce-eager", "ahead of time"),
         ({"engine_args": {"enable-lora": True}}, "engine_args.enable-lora", "LoRA"),
-        ({"decode": {"engine_args": {"enable-prefix-caching": True}}}, "decode.engine_args.enable-prefix-caching", "off"),
+        (
+            {"decode": {"engine_args": {"enable-prefix-caching": True}}},
+            "decode.engine_args.enable-prefix-caching",
+            "off",
+        ),
         ({"engine_args": {"kv-transfer-config": {}}}, "engine_args.kv-transfer-config", "kv_both"),
         ({"engine_args": {"additional-config": {}}}, "engine_args.additional-config", "override_qaic_config"),
         ({"prefill": {"kv_cache_dtype": "mxint8"}}, "kv_cache_dtype", "both need the same"),
@@ -110,7 +114,8 @@ def test_n_gram_does_not_mix_with_compiled_context_lengths_but_a_draft_does() ->
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "fits"), [(None, None, True), (10, 6, True), (12, 6, False), (10, None, False), (None, 6, True)]
+    ("target", "draft", "fits"),
+    [(None, None, True), (10, 6, True), (12, 6, False), (10, None, False), (None, 6, True)],
 )
 def test_target_and_draft_share_the_cores_of_a_device(target: int | None, draft: int | None, fits: bool) -> None:
     """Half each by default; explicit numbers win, and their sum is at most what a QID has."""

@@ -42,10 +42,13 @@ VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     max_leaves=4,
 )
 LIMITS = st.none() | st.integers(1, 70000)
+IDS = st.lists(st.integers(0, 63), min_size=1, max_size=8, unique=True)
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=6), LIMITS)
-def test_any_settings_are_read_and_a_second_pass_changes_nothing(given_config: dict[str, JsonValue], limit: int) -> None:
+def test_any_settings_are_read_and_a_second_pass_changes_nothing(
+    given_config: dict[str, JsonValue], limit: int
+) -> None:
     """Stable, without nulls, keys in one form, always JSON; and what the user wrote is not touched."""
     before = json.dumps(given_config)
     once = normalise(given_config, limit)
@@ -61,7 +64,9 @@ def test_any_settings_are_read_and_a_second_pass_changes_nothing(given_config: d
     assert again.notes == []
 
 
-@given(st.lists(st.integers(0, 63), min_size=1, max_size=8, unique=True), st.sampled_from(["device_id", "Device-IDs"]))
+@given(
+    st.lists(st.integers(0, 63), min_size=1, max_size=8, unique=True), st.sampled_from(["device_id", "Device-IDs"])
+)
 def test_devices_are_read_in_every_form(ids: list[int], key: str) -> None:
     """An int, a list and three texts name the same devices, in the order written."""
     text = ",".join(map(str, ids))
@@ -98,7 +103,9 @@ def test_counts_stay_numbers() -> None:
 
 def test_paths_keep_their_letters_and_other_words_do_not() -> None:
     """A lower-cased path does not exist."""
-    config = normalise({"qpc_path": " /Data/QPC ", "pooling_method": "CLS", "node_precision_info": "/N.yaml"}, None).config
+    config = normalise(
+        {"qpc_path": " /Data/QPC ", "pooling_method": "CLS", "node_precision_info": "/N.yaml"}, None
+    ).config
     assert config == {"qpc_path": "/Data/QPC", "pooling_method": "cls", "node_precision_info": "/N.yaml"}
     assert normalise({"node_precision_info": "True"}, None).config == {"node_precision_info": True}
 
@@ -121,7 +128,9 @@ def test_what_follows_from_serving_flags_is_left_out_and_told() -> None:
 
 def test_context_lengths_are_sorted_and_dropped_beyond_the_limit() -> None:
     """A length that no request can have makes the whole list void, as on the device."""
-    assert normalise({"comp_ctx_lengths_decode": "4096,1024"}, 4096).config == {"comp_ctx_lengths_decode": [1024, 4096]}
+    assert normalise({"comp_ctx_lengths_decode": "4096,1024"}, 4096).config == {
+        "comp_ctx_lengths_decode": [1024, 4096]
+    }
     beyond = normalise({"comp_ctx_lengths_decode": [1024, 8192]}, 4096)
     assert beyond.config == {}
     assert "4096" in beyond.notes[0]

@@ -22,9 +22,10 @@ BASE = """--model meta-llama/Llama-3.2-1B-Instruct --prefill-port 9900 --prefill
 --prefill-override-qaic-config "split_retained_state_io:True mxfp6_matmul:True"
 --decode-override-qaic-config "split_retained_state_io:True mxfp6_matmul:True"
 --generation-config vllm --kv-cache-dtype mxint8 -v -v -v"""
-DRAFT = """--model meta-llama/Llama-3.1-8B-Instruct --prefill-port 9900 --prefill-device-group 0..15 --decode-port 9800
---decode-device-group 16..23 --port 8000 --prefill-max-num-seqs 1 --decode-max-num-seqs 4 --max-model-len 2048
---prefill-override-qaic-config "mxfp6_matmul:True" --decode-override-qaic-config "mxfp6_matmul:True num_cores:10"
+DRAFT = """--model meta-llama/Llama-3.1-8B-Instruct --prefill-port 9900 --prefill-device-group 0..15
+--decode-port 9800 --decode-device-group 16..23 --port 8000 --prefill-max-num-seqs 1 --decode-max-num-seqs 4
+--max-model-len 2048 --prefill-override-qaic-config "mxfp6_matmul:True"
+--decode-override-qaic-config "mxfp6_matmul:True num_cores:10"
 --decode-speculative-config '{"speculative_model":"meta-llama/Llama-3.2-1B-Instruct","num_speculative_tokens":3,
 "draft_override_qaic_config":{"device_group":[0],"num_cores":6}}' --kv-cache-dtype mxint8 --generation-config vllm"""
 NGRAM = BASE + """ --decode-speculative-config '{"method":"ngram","num_speculative_tokens":5}'"""

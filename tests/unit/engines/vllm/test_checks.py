@@ -97,7 +97,7 @@ def test_a_device_group_has_to_match_the_parallel_shape_on_accelerators() -> Non
         ({"engine_args": {"enable-lora": True}}, {}),
     ],
 )
-def test_what_shapes_kv_or_prompt_must_be_equal_on_both_sides(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+def test_what_shapes_kv_or_prompt_must_be_equal(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
     """A larger block on decode, or another template, gives status 200 and wrong words."""
     found = errors(pair(prefill=prefill, decode=decode))
     assert len(found) == 1
@@ -114,7 +114,7 @@ def test_what_shapes_kv_or_prompt_must_be_equal_on_both_sides(prefill: dict[str,
         ({"block_size": 64}, {"engine_args": {"block-size": 64}}),
     ],
 )
-def test_what_may_differ_or_is_the_same_in_other_words_passes(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+def test_what_may_differ_or_is_said_in_other_words_passes(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
     """Stages are tuned apart from each other; that is what they are separate for."""
     assert errors(pair(prefill=prefill, decode=decode)) == []
 

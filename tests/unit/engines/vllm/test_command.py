@@ -125,7 +125,9 @@ def test_without_a_partner_there_is_no_handoff(pools: dict[str, Any]) -> None:
 
 def test_the_users_flags_win_and_stand_once() -> None:
     """A flag of one stage replaces a default of ours and a flag of all stages."""
-    topology = pair(engine_args={"max-logprobs": 5}, prefill={"engine_args": {"max_logprobs": 20, "enforce-eager": False}})
+    topology = pair(
+        engine_args={"max-logprobs": 5}, prefill={"engine_args": {"max_logprobs": 20, "enforce-eager": False}}
+    )
     words = argv(topology)
     assert value_of(words, "--max-logprobs") == "20"
     assert "--no-enforce-eager" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -122,7 +123,10 @@ def test_any_plausible_block_list_passes_verbatim(blocks: list[list[int]]) -> No
 def test_a_handle_does_not_keep_prefills_whole_answer_alive() -> None:
     """Thousands of requests wait between the legs; each would hold its prompt's token ids or logprobs."""
     big = answer(PARAMS, padding="x" * 100_000)
-    assert len(memoryview(DIALECT.read_handle(big).params)) < 1_000
+    before = sys.getrefcount(big)
+    read = DIALECT.read_handle(big)
+    assert sys.getrefcount(big) == before
+    assert len(memoryview(read.params)) < 1_000
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]], ["a"] * 3])

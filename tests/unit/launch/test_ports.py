@@ -1,0 +1,65 @@
+"""`disagg.launch.ports`: conflicts are found before anything starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from disagg.engines.base import PlannedProcess
+from disagg.errors import ConfigError
+from disagg.launch.ports import check_ports, taken_ports
+from tests.support.launch_fakes import free_port
+
+
+def process(name: str, **ports: int) -> PlannedProcess:
+    return PlannedProcess(name, ("x",), ports=ports)
+
+
+def test_free_ports_pass() -> None:
+    """Nothing is said, and the ports are free afterwards."""
+    port = free_port()
+    check_ports([process("prefill-0", http=port)])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", port))
+
+
+def test_every_taken_and_every_doubled_port_is_named_at_once() -> None:
+    """One message has all conflicts, with instance, purpose, and the process that has the port."""
+    doubled = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        first, second = one.getsockname()[1], two.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            check_ports(
+                [process("prefill-0", http=first, side=doubled), process("decode-0", http=second, side=doubled)],
+            )
+    said = {p.where: p.message for p in caught.value.problems}
+    assert f"port {doubled}" in said["prefill-0 side, decode-0 side"]
+    assert f"port {first} is taken by pid {os.getpid()}" in said["prefill-0 http"]
+    assert f"port {second} is taken by pid {os.getpid()}" in said["decode-0 http"]
+
+
+def test_the_endpoint_is_part_of_the_plan() -> None:
+    """An instance may not take the router's port."""
+    port = free_port()
+    with pytest.raises(ConfigError, match="the endpoint, decode-0 http"):
+        check_ports([process("decode-0", http=port)], {"the endpoint": port})
+
+
+def test_a_listener_on_another_address_counts() -> None:
+    """A port that somebody has on all addresses, or on one, is not free for an engine."""
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:
+        port = everywhere.getsockname()[1]
+        assert list(taken_ports([port])) == [port]
+
+
+def test_closed_connections_of_an_earlier_run_are_no_obstacle() -> None:
+    """TIME_WAIT does not keep an engine from its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()
+        client.close()
+    assert taken_ports([port]) == {}

@@ -1,0 +1,106 @@
+"""`disagg.launch.progress`: what a user sees."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from disagg.launch.instance import State
+from disagg.launch.member import View
+from disagg.launch.progress import Progress, Row, words
+
+
+def view(state: State, log: Path, detail: str = "", seconds: float = 1.0, starts: int = 1) -> View:
+    return View("prefill-0", state, "i", detail, seconds, starts, 1, log, 0)
+
+
+def shown(progress: Progress) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(progress.table())
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def make(console: Console) -> Progress:
+    return Progress([Row("prefill-0", "CPU cores 0", 9900)], console, lambda: 12.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("", "starting"),
+        ("INFO hello", "starting"),
+        ("INFO Loading safetensors checkpoint shards: 50 %", "loading model"),
+        ("INFO Warming up the model for the compilation", "warming up"),
+        ("INFO Capturing CUDA graphs", "warming up"),
+    ],
+)
+def test_a_start_is_told_as_far_as_the_log_says(line: str, phase: str, tmp_path: Path) -> None:
+    """Minutes of waiting have a name."""
+    assert words(view(State.STARTING, tmp_path), line) == phase
+    assert words(view(State.STARTING, tmp_path, starts=2), line) == f"restarting, {phase}"
+
+
+def test_every_state_has_words(tmp_path: Path) -> None:
+    """No state is shown by its internal name alone by accident."""
+    assert all(words(view(state, tmp_path)) for state in State)
+
+
+def test_rows_have_devices_port_state_and_seconds(tmp_path: Path) -> None:
+    """One row per instance has what a user needs to find it."""
+    progress = make(Console(file=io.StringIO()))
+    progress.follow(lambda: [view(State.READY, tmp_path / "x.log", seconds=7.4)])
+    text = shown(progress)
+    for part in ("prefill-0", "CPU cores 0", "9900", "ready", "7"):
+        assert part in text
+
+
+def test_a_slow_start_shows_what_the_engine_says(tmp_path: Path) -> None:
+    """The last log line appears when waiting gets long, and not before."""
+    log = tmp_path / "x.log"
+    log.write_text("downloading [1/2]\n")
+    progress = make(Console(file=io.StringIO()))
+    progress.follow(lambda: [view(State.STARTING, log, seconds=5)])
+    assert "downloading" not in shown(progress)
+    progress.follow(lambda: [view(State.STARTING, log, seconds=50)])
+    assert "downloading [1/2]" in shown(progress)
+
+
+def test_the_reason_of_a_state_is_shown(tmp_path: Path) -> None:
+    """A handoff that fails says why, in brackets or not."""
+    progress = make(Console(file=io.StringIO()))
+    progress.follow(lambda: [view(State.HEALTHY, tmp_path / "x.log", detail="no handle [/x]")])
+    assert "no handle [/x]" in shown(progress)
+
+
+def test_without_a_terminal_changes_are_plain_lines(tmp_path: Path) -> None:
+    """A log file gets a line per change and no control characters."""
+    out = io.StringIO()
+    progress = make(Console(file=out, width=60))
+    progress.start()
+    progress.on_state(view(State.STARTING, tmp_path / "x.log"))
+    progress.tick()
+    progress.on_state(view(State.BACKOFF, tmp_path / "x.log", detail="was killed by SIGKILL " + "long " * 30))
+    progress.settle()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[    0.0 s] prefill-0 starting on CPU cores 0, port 9900"
+    assert lines[1].startswith("[    0.0 s] prefill-0 crashed, restarts soon: was killed by SIGKILL")
+    assert len(lines) == 2
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_gets_a_live_table_that_stays(tmp_path: Path) -> None:
+    """After the start the table is left on the screen, and later changes are lines again."""
+    out = io.StringIO()
+    progress = make(Console(file=out, force_terminal=True, width=120))
+    progress.follow(lambda: [view(State.READY, tmp_path / "x.log")])
+    progress.start()
+    progress.on_state(view(State.READY, tmp_path / "x.log"))
+    assert "crashed" not in out.getvalue()
+    progress.settle()
+    progress.on_state(view(State.BACKOFF, tmp_path / "x.log"))
+    assert "crashed, restarts soon" in out.getvalue()

@@ -252,6 +252,14 @@ REFUSALS: list[tuple[str, dict[str, Any] | bytes, int, str, str]] = [
         "Stream options",
     ),
     (COMPLETIONS, {"prompt": "x", "kv_transfer_params": "none"}, 400, "Bad Request", "1 validation error"),
+    (COMPLETIONS, {"prompt": []}, 400, "BadRequestError", "You must pass at least one prompt"),
+    (COMPLETIONS, {"prompt": "x", "top_k": -2}, 400, "BadRequestError", "top_k must be 0 (disable), or at least 1"),
+    (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "BadRequestError", "suffix is only supported for models with"),
+    (COMPLETIONS, {"prompt": "x", "allowed_token_ids": []}, 400, "BadRequestError", "is not None and empty!"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"x": 1}}, 400, "BadRequestError", "cannot be converted to integer"),
+    (COMPLETIONS, {"prompt": "x", "n": None}, 400, "Bad Request", "Input should be a valid integer"),
+    (COMPLETIONS, b"null", 400, "Bad Request", "Field required"),
+    (CHAT, {"messages": []}, 400, "BadRequestError", "Cannot apply chat template to an empty conversation."),
     (CHAT, {}, 400, "Bad Request", "Field required"),
     (CHAT, {"messages": [], "max_tokens": "many"}, 400, "Bad Request", "unable to parse string as an integer"),
     (CHAT, b'{"messages": ', 400, "Bad Request", "JSON decode error"),
@@ -276,6 +284,9 @@ def test_other_paths_and_methods(engines: Pair) -> None:
     assert (missing.status, missing.json()) == (404, {"detail": "Not Found"})
     wrong = request(engines.decode, CHAT)
     assert (wrong.status, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+    assert wrong.headers["allow"] == "POST"
+    garbled = request(engines.decode, CHAT, b'{"messages": "\xff"}')
+    assert (garbled.status, garbled.json()) == (400, {"detail": "There was an error parsing the body"})
 
 
 def test_what_an_engine_tells_about_itself(engines: Pair) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -52,7 +53,7 @@ class Deployment:
         flags += ["--side-channel-port", str(20_000 + ports[0] % 20_000)]
         self.log = log
         self._mark = uuid.uuid4().hex
-        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._shared_memory: set[str] = set()
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "disagg", "serve", *args, *flags],
@@ -70,6 +71,7 @@ class Deployment:
                 raise AssertionError(f"disagg serve ended with {self.process.returncode}:\n{self.output()}")
             with contextlib.suppress(OSError):
                 if request(self.url, "/health", timeout_s=5).status == 200 and self.all_ready():
+                    self._note_shared_memory()
                     return
             time.sleep(0.2)
         raise AssertionError(f"not ready after {timeout_s} s:\n{self.output()}")
@@ -99,6 +101,13 @@ class Deployment:
                         found.append(int(entry.name))
         return found
 
+    def _note_shared_memory(self) -> None:
+        """Remember which segments its processes hold: others on this machine come and go."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+                self._shared_memory.update(re.findall(r"/dev/shm/(\S+)", maps))
+
     def engine_pid(self, stage: str, index: int) -> int:
         """The main process of one engine: the one whose command line has its port and no keeper in it."""
         port = self.engines[stage][index].rpartition(":")[2]
@@ -116,6 +125,7 @@ class Deployment:
 
     def stop(self, how: signal.Signals = signal.SIGINT, timeout_s: float = 90.0) -> None:
         """Stop it and check that no process, port or shared-memory segment is left."""
+        self._note_shared_memory()
         if self.process.poll() is None:
             self.process.send_signal(how)
         code = self.process.wait(timeout_s)
@@ -133,8 +143,8 @@ class Deployment:
             with socket.socket() as s:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 s.bind(("127.0.0.1", port))
-        segments = set(os.listdir("/dev/shm")) - self._shared_memory
-        assert segments == set(), f"shared memory left behind: {segments}"
+        left_over = self._shared_memory & set(os.listdir("/dev/shm"))
+        assert left_over == set(), f"shared memory left behind: {left_over}"
 
 
 @contextlib.contextmanager

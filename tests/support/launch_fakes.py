@@ -61,10 +61,20 @@ class Listener:
         return [view.state.value for view in self.heard if view.name == name]
 
 
+_RESERVED: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody else on this machine is given until the tests end.
+
+    It stays bound without listening, so the system hands it out to nobody, and servers that set SO_REUSEADDR as
+    engines do can still listen on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _RESERVED.append(held)
+    return int(held.getsockname()[1])
 
 
 def fake_argv(port: int, *options: str) -> tuple[str, ...]:

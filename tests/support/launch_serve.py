@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ class Serving:
             "log_dir": str(self.folder),
             "prefill": {"ports": [free_port() for _ in range(prefill)]},
             "decode": {"ports": [free_port() for _ in range(decode)]},
-            "link": {"side_channel_port": 20_000 + self.port % 20_000},
+            # Below the ports that the system gives to outgoing connections.
+            "link": {"side_channel_port": 20_000 + self.port % 12_000},
             **more,
         }
         self.origin = Origin("127.0.0.1", self.port, f"127.0.0.1:{self.port}")
@@ -55,6 +57,7 @@ class Serving:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(folder)},
                 start_new_session=True,
             )
 

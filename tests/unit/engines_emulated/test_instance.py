@@ -201,6 +201,35 @@ def test_a_frozen_prefill_holds_decode_until_it_goes_on() -> None:
         assert text(answers[0]) == expected({**BODY, "prompt": "another " * 20})
 
 
+def test_a_client_that_leaves_during_the_load_frees_both_sides_once_it_has_ended() -> None:
+    """Decode keeps the blocks as long as the transfer may write into them, then everything comes home."""
+    with running(*pair()) as up:
+        assert decode(up, prefill(up)).status == 200
+        other = {**BODY, "prompt": "another " * 20}
+        params = prefill(up, other)
+        request(up.url(0), "/emulated/freeze", {})
+        with pytest.raises(TimeoutError):
+            request(up.url(1), PATH, {**other, "kv_transfer_params": params}, timeout_s=0.3)
+        wait_until(lambda: up.state(1)["requests"] == 0, "the client's leaving")
+        assert not all_free(up, 1)
+        request(up.url(0), "/emulated/thaw", {})
+        wait_until(lambda: all_free(up, 0) and all_free(up, 1), "free blocks")
+
+
+def test_collected_blocks_go_to_a_prefill_that_waits_for_them() -> None:
+    """The reader's notice wakes the engine: no lease has to end and no other request has to come."""
+    with running(*pair(prefill=replace(SETTINGS, num_blocks=32, max_model_len=512))) as up:
+        first, second = ({**BODY, "prompt": [n] * 300} for n in (1, 2))
+        params = prefill(up, first)
+        handles: list[dict[str, Any]] = []
+        waiting = threading.Thread(target=lambda: handles.append(prefill(up, second)))
+        waiting.start()
+        wait_until(lambda: up.state(0)["waiting"] == 1, "the second prompt")
+        assert decode(up, params, first).status == 200
+        waiting.join(timeout=20)
+        assert handles
+
+
 def test_a_restart_on_the_same_ports_is_another_engine() -> None:
     """New incarnation, empty cache: old handles fail, new ones work at once, over the same address."""
     with running(*pair()) as up:

@@ -21,8 +21,8 @@ def test_free_ports_pass() -> None:
     """Nothing is said, and the ports are free afterwards."""
     port = free_port()
     check_ports([process("prefill-0", http=port)])
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
 
 
 def test_every_taken_and_every_doubled_port_is_named_at_once() -> None:

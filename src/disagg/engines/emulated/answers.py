@@ -165,7 +165,7 @@ class Stream:
         text = seq.text[self._shown_text[index] : shown]
         first = self._shown_tokens[index] == 0
         begin, end = self._shown_tokens[index], len(seq.output)
-        self._shown_text[index], self._shown_tokens[index] = max(shown, self._shown_text[index]), end
+        self._shown_text[index], self._shown_tokens[index] = shown, end
         if self._generation.chat:
             return self._chat_delta(index, seq, text, (begin, end))
         return self._completion_delta(index, seq, text, (begin, end), first=first)

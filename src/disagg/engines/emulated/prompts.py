@@ -34,9 +34,9 @@ def chat_tokens(body: Mapping[str, Any], tokenizer: Tokenizer, model: str) -> li
     if body.get("continue_final_message"):
         if body.get("add_generation_prompt", True):
             raise rejected(
-                "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when "
-                "you want the model to continue the final message, and add_generation_prompt when you want to add a "
-                "header that will prompt it to start a new assistant message instead."
+                "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message "
+                "when you want the model to continue the final message, and add_generation_prompt when you want to "
+                "add a header that will prompt it to start a new assistant message instead."
             )
         return out[:-2]
     if body.get("add_generation_prompt", True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from disagg.engines.base import Dialect, FlagTable, PlannedProcess, ReadinessProbe, StartContext
-from disagg.engines.settings import StageSettings, stage_settings
+from disagg.engines.settings import stage_settings
 from disagg.engines.speculation import translate
 from disagg.engines.vllm import checks, command, environment, flags
 from disagg.engines.vllm.dialect import PullDialect
@@ -36,17 +36,16 @@ class VllmAdapter:
 
     def process(self, topology: Topology, instance: Instance, context: StartContext) -> PlannedProcess:
         """The OpenAI server of one instance with its workers."""
-        settings = stage_settings(topology, instance.stage)
         on_cpu = topology.platform is Platform.CPU
         return PlannedProcess(
             name=instance.name,
             argv=command.argv(topology, instance, context, self.flag_table().flags),
             env=environment.environment(topology, instance, context),
-            unset_env=environment.unset(topology),
+            unset_env=environment.unset(topology, instance),
             cores=instance.devices if on_cpu and instance.devices else None,
             devices=_devices(topology.platform, instance),
             ports=_ports(topology, instance, context),
-            notes=tuple(_notes(settings, on_cpu=on_cpu, confined=bool(instance.devices))),
+            notes=tuple(_notes(topology, instance)),
         )
 
     def dialect(self, topology: Topology) -> Dialect:
@@ -81,7 +80,9 @@ def _devices(platform: Platform, instance: Instance) -> str:
     return f"{kind} {format_id_group(instance.devices)}"
 
 
-def _notes(settings: StageSettings, *, on_cpu: bool, confined: bool) -> list[str]:
+def _notes(topology: Topology, instance: Instance) -> list[str]:
+    settings = stage_settings(topology, instance.stage)
+    on_cpu = topology.platform is Platform.CPU
     notes: list[str] = []
     if settings.max_seq_len_to_capture is not None:
         notes.append(
@@ -91,6 +92,12 @@ def _notes(settings: StageSettings, *, on_cpu: bool, confined: bool) -> list[str
     if settings.speculative_config is not None:
         renamed = translate(settings.speculative_config).renamed
         notes.extend(f"speculative_config: {old} is passed as {new}" for old, new in renamed)
-    if on_cpu and not confined:
+    if (
+        on_cpu
+        and "kv-cache-memory-bytes" not in settings.engine_args
+        and environment.KV_CACHE_GIB not in settings.env
+    ):
+        notes.append("the KV cache is 1 GiB; --kv-cache-memory-bytes sets another size")
+    if on_cpu and not instance.devices:
         notes.append("no device group: this engine shares all CPU cores with the others")
     return notes

@@ -131,6 +131,8 @@ def _env(topology: Topology, stage: Stage, settings: StageSettings) -> Findings:
             yield error(where, "a secret in a topology would be printed and stored; export it, engines inherit it")
         elif name in environment.RESERVED:
             yield error(where, f"is set per instance; {environment.RESERVED[name]}")
+        elif name == environment.KV_CACHE_GIB and "kv-cache-memory-bytes" in settings.engine_args:
+            yield error(where, "silently wins over kv-cache-memory-bytes; keep one of them")
         elif name == "VLLM_PLUGINS" and topology.platform is Platform.CPU and "disagg_cpu" not in settings.env[name]:
             yield error(where, "add disagg_cpu: without it engines on one machine take each other's cores")
 

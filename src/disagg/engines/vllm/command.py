@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from disagg.engines.base import FlagSpec, StartContext
 from disagg.engines.settings import StageSettings, flag_path, stage_settings
 from disagg.engines.speculation import translate
-from disagg.engines.vllm.environment import without_worker
+from disagg.engines.vllm.environment import KV_CACHE_GIB, without_worker
 from disagg.engines.vllm.transfer import transfer_config
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
@@ -46,6 +46,9 @@ TYPED_FLAGS: Mapping[str, str] = {
 }
 """vLLM flags that a field of the topology sets, with that field's name."""
 
+DEFAULT_CPU_KV_CACHE_BYTES = 1024**3
+"""KV cache of an engine on CPU, if the user sets none. vLLM's own default takes most of the machine's memory."""
+
 _COMPILATION_FLAGS = ("enforce-eager", "compilation-config", "optimization-level")
 
 
@@ -57,11 +60,8 @@ def stage_flags(topology: Topology, stage: Stage) -> Flags:
         **_parallel(settings),
         **_verbosity(topology.verbosity),
     }
-    if topology.platform is Platform.CPU and not any(flag in settings.engine_args for flag in _COMPILATION_FLAGS):
-        # Compiling takes longer than a small model on a CPU gains from it.
-        flags["enforce-eager"] = True
-    if without_worker(topology, settings):
-        flags["distributed-executor-backend"] = "uni"
+    if topology.platform is Platform.CPU:
+        flags |= _cpu_defaults(topology, settings)
     flags.update(settings.engine_args)
     return {name: value for name, value in flags.items() if value is not None}
 
@@ -122,6 +122,18 @@ def _typed(topology: Topology, settings: StageSettings) -> Flags:
         "seed": topology.seed,
     }
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def _cpu_defaults(topology: Topology, settings: StageSettings) -> Flags:
+    flags: Flags = {}
+    if not any(flag in settings.engine_args for flag in _COMPILATION_FLAGS):
+        # Compiling takes minutes, for a step that is a tenth shorter with a small model.
+        flags["enforce-eager"] = True
+    if KV_CACHE_GIB not in settings.env:
+        flags["kv-cache-memory-bytes"] = DEFAULT_CPU_KV_CACHE_BYTES
+    if without_worker(topology, settings):
+        flags["distributed-executor-backend"] = "uni"
+    return flags
 
 
 def _parallel(settings: StageSettings) -> Flags:

@@ -8,8 +8,8 @@ from disagg.engines.vllm.transfer import transfer_config
 from disagg.topology.instances import Instance
 from disagg.topology.spec import Platform, Topology
 
-DEFAULT_CPU_KV_CACHE_GIB = 1
-"""KV cache of an engine on CPU in GiB, if the user sets none. vLLM's own default takes most of the memory."""
+KV_CACHE_GIB = "VLLM_CPU_KVCACHE_SPACE"
+"""KV cache of an engine on CPU in whole GiB. Where it is set it wins over ``--kv-cache-memory-bytes``."""
 
 RESERVED: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "use the stage's device_groups",
@@ -54,16 +54,19 @@ def environment(topology: Topology, instance: Instance, context: StartContext) -
     return env
 
 
-def unset(topology: Topology) -> tuple[str, ...]:
+def unset(topology: Topology, instance: Instance) -> tuple[str, ...]:
     """Variables of the launcher's own environment that would change an engine behind the topology's back."""
     names = ["VLLM_API_KEY", "VLLM_PORT", "VLLM_HOST_IP"]
     if topology.platform is Platform.CPU:
         # A list of plug-ins would leave out ours; the newer model runner needs Triton, which has no CPU back end.
         names += ["VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"]
+    settings = stage_settings(topology, instance.stage)
+    if "kv-cache-memory-bytes" in settings.engine_args:
+        names.append(KV_CACHE_GIB)
     if topology.platform is Platform.ROCM:
         # vLLM refuses to start when the two variables differ.
         names.append("CUDA_VISIBLE_DEVICES")
-    return tuple(names)
+    return tuple(name for name in names if name not in settings.env)
 
 
 def without_worker(topology: Topology, settings: StageSettings) -> bool:
@@ -90,7 +93,6 @@ def _cpu(settings: StageSettings, instance: Instance) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
-        "VLLM_CPU_KVCACHE_SPACE": str(DEFAULT_CPU_KV_CACHE_GIB),
     }
     if instance.devices:
         env["OMP_NUM_THREADS"] = str(max(1, len(instance.devices) // local_ranks(settings)))

@@ -64,6 +64,11 @@ def test_a_plain_pair_has_nothing_to_complain_about(platform: Platform) -> None:
         ({"block_size": 32, "engine_args": {"block-size": 16}}, "engine_args.block-size", "contradicts block_size"),
         ({"env": {"HF_TOKEN": "x"}}, "env.HF_TOKEN", "export it"),
         ({"decode": {"env": {"CUDA_VISIBLE_DEVICES": "1"}}}, "decode.env.CUDA_VISIBLE_DEVICES", "device_groups"),
+        (
+            {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}, "engine_args": {"kv-cache-memory-bytes": "1G"}},
+            "env.VLLM_CPU_KVCACHE_SPACE",
+            "keep one",
+        ),
         ({"env": {"VLLM_PLUGINS": "other"}}, "env.VLLM_PLUGINS", "disagg_cpu"),
         ({"prefill": {"parallel": {"tensor": 2}}}, "prefill.device_groups", "1 cores for 2 ranks"),
     ],

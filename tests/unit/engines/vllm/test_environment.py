@@ -9,7 +9,7 @@ import pytest
 from disagg.engines.base import PlannedProcess, StartContext
 from disagg.engines.vllm.adapter import VllmAdapter
 from disagg.topology.spec import Platform, Topology
-from tests.support.engine_cases import CONTEXT, instance, pair
+from tests.support.engine_cases import CONTEXT, instance, pair, value_of
 
 
 def process(topology: Topology, name: str = "prefill-0", context: StartContext = CONTEXT) -> PlannedProcess:
@@ -25,7 +25,6 @@ def test_engines_on_cpu_do_not_spin_and_keep_to_their_cores() -> None:
     assert planned.env["GOMP_SPINCOUNT"] == "0"
     assert planned.env["OMP_NUM_THREADS"] == "4"
     assert planned.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert planned.env["VLLM_CPU_KVCACHE_SPACE"].isdecimal()
 
 
 def test_ranks_of_one_engine_share_its_cores() -> None:
@@ -51,7 +50,6 @@ def test_accelerators_are_chosen_by_visibility_in_the_order_written(platform: Pl
     assert planned.env[variable] == "3,1"
     assert planned.cores is None
     assert "OMP_NUM_THREADS" not in planned.env
-    assert "VLLM_CPU_KVCACHE_SPACE" not in planned.env
 
 
 def test_on_rocm_the_other_variable_is_removed() -> None:
@@ -89,10 +87,30 @@ def test_sockets_and_temporary_files_stay_in_the_instances_directory() -> None:
 
 def test_the_users_variables_win_over_defaults() -> None:
     """More KV cache or other threads are the user's to choose, per stage."""
-    topology = pair(env={"OMP_NUM_THREADS": "7"}, prefill={"env": {"VLLM_CPU_KVCACHE_SPACE": "9"}})
-    assert process(topology).env["VLLM_CPU_KVCACHE_SPACE"] == "9"
+    topology = pair(
+        env={"OMP_NUM_THREADS": "7"}, prefill={"env": {"GOMP_SPINCOUNT": "9", "VLLM_PLUGINS": "disagg_cpu,x"}}
+    )
     assert process(topology).env["OMP_NUM_THREADS"] == "7"
-    assert process(topology, "decode-0").env["VLLM_CPU_KVCACHE_SPACE"] != "9"
+    assert process(topology).env["GOMP_SPINCOUNT"] == "9"
+    assert process(topology, "decode-0").env["GOMP_SPINCOUNT"] == "0"
+    assert "VLLM_PLUGINS" not in process(topology).unset_env
+    assert "VLLM_PLUGINS" in process(topology, "decode-0").unset_env
+
+
+def test_the_kv_caches_size_has_one_source() -> None:
+    """vLLM's variable silently wins over its flag, so only one of them reaches an engine."""
+    default = process(pair())
+    assert value_of(default.argv, "--kv-cache-memory-bytes") == str(1024**3)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in (*default.env, *default.unset_env)
+    assert any("1 GiB" in note for note in default.notes)
+    flag = process(pair(engine_args={"kv-cache-memory-bytes": "512M"}))
+    assert value_of(flag.argv, "--kv-cache-memory-bytes") == "512M"
+    assert "VLLM_CPU_KVCACHE_SPACE" in flag.unset_env
+    assert not any("1 GiB" in note for note in flag.notes)
+    variable = process(pair(env={"VLLM_CPU_KVCACHE_SPACE": "4"}))
+    assert "--kv-cache-memory-bytes" not in variable.argv
+    assert variable.env["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    assert "--kv-cache-memory-bytes" not in process(pair(Platform.CUDA)).argv
 
 
 def test_a_key_in_the_launchers_environment_does_not_lock_the_router_out() -> None:

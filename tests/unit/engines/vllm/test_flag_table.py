@@ -45,6 +45,8 @@ def test_every_flag_that_the_adapter_sets_exists() -> None:
         "generation-config",
         "seed",
         "enforce-eager",
+        "kv-cache-memory-bytes",
+        "distributed-executor-backend",
         "tensor-parallel-size",
         "pipeline-parallel-size",
         "data-parallel-size",

@@ -9,6 +9,7 @@ from tests.support.deployment import Deployment
 from tests.support.wire import Answer, metric
 
 _HITS = "vllm:external_prefix_cache_hits_total"
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 
 
 def test_at_least_sixty_prompts_are_compared() -> None:
@@ -24,7 +25,7 @@ def test_answers_equal_the_aggregated_engines_and_the_kv_came_from_prefill(
 ) -> None:
     """Text, usage, finish reasons and framing are equal, and decode's own counters saw each prompt's KV arrive."""
     wanted = cases(MODEL)
-    hits_before = sum(metric(m, _HITS) for m in shape.engine_metrics("decode"))
+    before = _decode_counters(shape)
     answers = run_cases(shape.url, wanted)
     different = {
         c.name: (
@@ -39,7 +40,7 @@ def test_answers_equal_the_aggregated_engines_and_the_kv_came_from_prefill(
         theirs, ours = aggregated[case.name].headers, answers[case.name].headers
         assert ours["content-type"] == theirs["content-type"], case.name
         assert ours["x-disagg-path"] == "disaggregated", (case.name, ours)
-    _check_every_prompt_was_fetched(shape, wanted_tokens=_prompt_tokens(aggregated), hits_before=hits_before)
+    _check_every_prompt_was_fetched(shape, wanted_tokens=_prompt_tokens(aggregated), before=before)
     _check_all_instances_took_part(shape, answers)
 
 
@@ -54,10 +55,21 @@ def _prompt_tokens(aggregated: dict[str, Answer]) -> list[int]:
     return counts
 
 
-def _check_every_prompt_was_fetched(shape: Deployment, *, wanted_tokens: list[int], hits_before: float) -> None:
-    """Decode fetched at least the prompts whose lengths the answers tell, but for the last token of each."""
-    hits = sum(metric(m, _HITS) for m in shape.engine_metrics("decode")) - hits_before
-    assert hits >= sum(n - 1 for n in wanted_tokens)
+def _decode_counters(shape: Deployment) -> dict[str, float]:
+    pages = shape.engine_metrics("decode")
+    return {
+        "hits": sum(metric(m, _HITS) for m in pages),
+        "transferred": sum(metric(m, _BY_SOURCE, source="external_kv_transfer") for m in pages),
+        "computed": sum(metric(m, _BY_SOURCE, source="local_compute") for m in pages),
+    }
+
+
+def _check_every_prompt_was_fetched(shape: Deployment, *, wanted_tokens: list[int], before: dict[str, float]) -> None:
+    """Decode fetched the prompts whose lengths the answers tell, and computed none of them itself."""
+    rise = {name: value - before[name] for name, value in _decode_counters(shape).items()}
+    assert rise["transferred"] >= sum(wanted_tokens)
+    assert rise["hits"] >= sum(wanted_tokens)
+    assert rise["computed"] == 0
 
 
 def _check_all_instances_took_part(shape: Deployment, answers: dict[str, Answer]) -> None:

@@ -139,7 +139,8 @@ class ReadinessProbe:
     Attributes:
         health_path: Answers 200 when the engine serves.
         metrics_path: Prometheus text.
-        external_hits: Counter of prompt tokens whose KV came from another engine; None if the engine has none.
+        external_hits: Counter of prompt tokens whose KV came from another engine, as a metric's name with the labels
+            that select it (``name{label="value"}``); None if the engine has none.
         running: Gauge of requests that are being run.
         waiting: Gauge of requests that wait inside the engine.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +32,8 @@ _PROBED_BLOCKS = 3
 # Engines publish counters at the end of a step or of a log interval.
 _COUNTER_LAG_S = 5.0
 _COUNTER_PAUSE_S = 0.1
+
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +148,26 @@ async def read_counter(client: Client, origin: Origin, plan: ProbePlan) -> float
     return sum_metric(text.decode("utf-8", errors="replace"), plan.readiness.external_hits)
 
 
-def sum_metric(text: str, name: str) -> float:
-    """A counter's or gauge's value over all its labels; 0 if it is not there yet.
+def sum_metric(text: str, selector: str) -> float:
+    """A counter's or gauge's value, summed over all labels that the selector leaves open; 0 if it is not there yet.
+
+    Args:
+        text: Prometheus text.
+        selector: A metric's name, with or without ``_total``, and labels that it must have, as in
+            ``name{source="peer"}``.
 
     Raises:
         UpstreamProtocolError: If the text is not in Prometheus' format.
     """
+    name, _, rest = selector.partition("{")
     wanted = {name, f"{name}_total"}
+    labels = dict(_LABEL.findall(rest)).items()
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError as error:
         raise UpstreamProtocolError(f"The engine's metrics cannot be read: {error}.") from error
-    return sum(sample.value for family in families for sample in family.samples if sample.name in wanted)
+    samples = (sample for family in families for sample in family.samples if sample.name in wanted)
+    return sum(sample.value for sample in samples if labels <= sample.labels.items())
 
 
 def _tolerance(plan: ProbePlan, prompt_tokens: int) -> int:

@@ -122,7 +122,7 @@ def test_the_dialect_and_probe_are_the_real_engines() -> None:
     adapter = EmulatedAdapter()
     body = adapter.dialect(topology()).prefill_body(Api.COMPLETIONS, {})
     assert b"do_remote_decode" in body
-    assert adapter.probe().external_hits == "vllm:external_prefix_cache_hits_total"
+    assert adapter.probe().external_hits == 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
     assert adapter.services(topology(), []) == ()
 
 

@@ -63,3 +63,9 @@ def test_answers_end_by_themselves_unless_told_not_to() -> None:
     assert 200 < ends < 450
     assert all(endless.next_token(context) != EOS for context in contexts)
     assert all(ending.next_token(context, may_end=False) != EOS for context in contexts)
+
+
+def test_token_0_has_content_too() -> None:
+    """A prompt of zeros is no empty prompt: a block that was never written must not pass for it."""
+    sums = ToyModel.named("m").extend(0, [0, 0])
+    assert len({0, *sums}) == 3

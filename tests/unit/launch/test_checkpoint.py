@@ -198,7 +198,8 @@ class TestSubprocess:
         """A library that prints on stdout does not disturb the progress bar."""
         phases: list[tuple[str, float]] = []
         self.run(
-            "print('Some library says hello'); print('[1]')\nprint(json.dumps({'phase': 'loading', 'fraction': 0.25}))",
+            "print('Some library says hello'); print('[1]')\n"
+            "print(json.dumps({'phase': 'loading', 'fraction': 0.25}))",
             lambda phase, fraction: phases.append((phase, fraction)),
         )
         assert phases == [("loading", 0.25)]

@@ -31,6 +31,18 @@ def test_a_counter_is_summed_over_its_labels(name: str) -> None:
     assert sum_metric(TEXT, name) == 1030
 
 
+def test_a_selector_takes_the_samples_with_its_labels() -> None:
+    """KV that another engine sent is one label of a counter that also counts what was computed here."""
+    text = (
+        "# TYPE vllm:prompt_tokens_by_source counter\n"
+        'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 4591.0\n'
+        'vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} 418.0\n'
+        'vllm:prompt_tokens_by_source_total{engine="1",source="external_kv_transfer"} 2.0\n'
+    )
+    assert sum_metric(text, 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}') == 420
+    assert sum_metric(text, "vllm:prompt_tokens_by_source_total") == 5011
+
+
 def test_a_counter_that_is_not_there_yet_is_zero() -> None:
     """Engines show some counters only after the first event."""
     assert sum_metric(TEXT, "vllm:none") == 0

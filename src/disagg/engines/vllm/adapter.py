@@ -58,7 +58,9 @@ class VllmAdapter:
         return ReadinessProbe(
             health_path="/health",
             metrics_path="/metrics",
-            external_hits="vllm:external_prefix_cache_hits_total",
+            # Not external_prefix_cache_hits: that one counts a load when it is planned, so it also rises for KV that
+            # never came and was recomputed.
+            external_hits='vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}',
             running="vllm:num_requests_running",
             waiting="vllm:num_requests_waiting",
         )

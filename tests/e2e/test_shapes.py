@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.compare import comparable
+from tests.e2e.compare import comparable, same
 from tests.e2e.conftest import MODEL, run_cases
 from tests.e2e.corpus import cases
 from tests.support.deployment import Deployment
@@ -27,14 +27,12 @@ def test_answers_equal_the_aggregated_engines_and_the_kv_came_from_prefill(
     wanted = cases(MODEL)
     before = _decode_counters(shape)
     answers = run_cases(shape.url, wanted)
-    different = {
-        c.name: (
-            comparable(answers[c.name], streamed=c.streamed),
-            comparable(aggregated[c.name], streamed=c.streamed),
-        )
-        for c in wanted
-        if comparable(answers[c.name], streamed=c.streamed) != comparable(aggregated[c.name], streamed=c.streamed)
-    }
+    different = {}
+    for case in wanted:
+        ours = comparable(answers[case.name], streamed=case.streamed)
+        theirs = comparable(aggregated[case.name], streamed=case.streamed)
+        if not same(ours, theirs):
+            different[case.name] = (ours, theirs)
     assert different == {}
     for case in wanted:
         theirs, ours = aggregated[case.name].headers, answers[case.name].headers

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from disagg.engines.base import FlagSpec, StartContext
 from disagg.engines.settings import StageSettings, flag_path, stage_settings
 from disagg.engines.speculation import translate
-from disagg.engines.vllm.environment import KV_CACHE_GIB, without_worker
+from disagg.engines.vllm.environment import COMPILATION_FLAGS, KV_CACHE_GIB, without_worker
 from disagg.engines.vllm.transfer import transfer_config
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
@@ -48,8 +48,6 @@ TYPED_FLAGS: Mapping[str, str] = {
 
 DEFAULT_CPU_KV_CACHE_BYTES = 1024**3
 """KV cache of an engine on CPU, if the user sets none. vLLM's own default takes most of the machine's memory."""
-
-_COMPILATION_FLAGS = ("enforce-eager", "compilation-config", "optimization-level")
 
 
 def stage_flags(topology: Topology, stage: Stage) -> Flags:
@@ -126,7 +124,7 @@ def _typed(topology: Topology, settings: StageSettings) -> Flags:
 
 def _cpu_defaults(topology: Topology, settings: StageSettings) -> Flags:
     flags: Flags = {}
-    if not any(flag in settings.engine_args for flag in _COMPILATION_FLAGS):
+    if not any(flag in settings.engine_args for flag in COMPILATION_FLAGS):
         # Compiling takes minutes, for a step that is a tenth shorter with a small model.
         flags["enforce-eager"] = True
     if KV_CACHE_GIB not in settings.env:

@@ -20,6 +20,9 @@ RESERVED: dict[str, str] = {
 }
 """Variables that are set per instance, with what to use instead."""
 
+COMPILATION_FLAGS = ("enforce-eager", "compilation-config", "optimization-level")
+"""vLLM flags by which a user says whether and how an engine compiles."""
+
 _VISIBLE_DEVICES = {Platform.CUDA: "CUDA_VISIBLE_DEVICES", Platform.ROCM: "HIP_VISIBLE_DEVICES"}
 
 
@@ -36,13 +39,21 @@ def environment(topology: Topology, instance: Instance, context: StartContext) -
     if context.model.startswith("/"):
         # With the files at hand, a look at the hub only costs time, or the start where there is no network.
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    compiles = topology.platform is not Platform.CPU or not is_eager(settings)
+    if not compiles:
+        # "Eager" leaves a few helpers that compile at their first use: the first request with logprobs made the
+        # whole engine wait for g++ for 20 s to 2 min.
+        env["TORCHDYNAMO_DISABLE"] = "1"
     if topology.platform is Platform.CPU:
         env |= _cpu(settings, instance)
         if without_worker(topology, settings):
             # On CPU vLLM starts a worker whatever it is told, unless this is off; the core process stays its own.
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     env |= settings.env
-    env |= {"VLLM_RPC_BASE_PATH": context.run_dir, "TMPDIR": context.run_dir}
+    env["VLLM_RPC_BASE_PATH"] = context.run_dir
+    if not compiles:
+        # Compiled code is cached below TMPDIR, and that has to outlive the run.
+        env["TMPDIR"] = context.run_dir
     if transfer_config(topology, instance.stage, context.incarnation) is not None:
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.env.get("VLLM_NIXL_SIDE_CHANNEL_HOST", instance.host),
@@ -67,6 +78,12 @@ def unset(topology: Topology, instance: Instance) -> tuple[str, ...]:
         # vLLM refuses to start when the two variables differ.
         names.append("CUDA_VISIBLE_DEVICES")
     return tuple(name for name in names if name not in settings.env)
+
+
+def is_eager(settings: StageSettings) -> bool:
+    """Whether an engine on CPU runs without compiling; it does unless the user says how to compile."""
+    chosen = [flag for flag in COMPILATION_FLAGS if flag in settings.engine_args]
+    return not chosen or settings.engine_args.get("enforce-eager") is True
 
 
 def without_worker(topology: Topology, settings: StageSettings) -> bool:

@@ -85,6 +85,16 @@ def test_sockets_and_temporary_files_stay_in_the_instances_directory() -> None:
     assert env["TMPDIR"] == CONTEXT.run_dir
 
 
+def test_an_eager_engine_compiles_nothing_later_either() -> None:
+    """The first request with logprobs does not stop the engine for a compiler; one that compiles keeps its cache."""
+    assert process(pair()).env["TORCHDYNAMO_DISABLE"] == "1"
+    assert process(pair(engine_args={"enforce-eager": True})).env["TORCHDYNAMO_DISABLE"] == "1"
+    for choice in ({"enforce-eager": False}, {"compilation-config": {"level": 3}}):
+        env = process(pair(engine_args=choice)).env
+        assert "TORCHDYNAMO_DISABLE" not in env
+        assert "TMPDIR" not in env
+
+
 def test_the_users_variables_win_over_defaults() -> None:
     """More KV cache or other threads are the user's to choose, per stage."""
     topology = pair(

@@ -130,7 +130,8 @@ class Deployment:
             self.process.send_signal(how)
         code = self.process.wait(timeout_s)
         self.check_nothing_left()
-        assert code == 0, f"disagg serve ended with {code}:\n{self.output()}"
+        wanted = -how if how is signal.SIGKILL else 0
+        assert code == wanted, f"disagg serve ended with {code}:\n{self.output()}"
 
     def check_nothing_left(self, within_s: float = 15.0) -> None:
         """Fail if a process, listening port or shared-memory segment of this deployment survives."""
@@ -148,13 +149,15 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(args: Sequence[str], log: Path, counts: dict[str, int]) -> Iterator[Deployment]:
-    """A deployment that is ready inside the block, and gone, checked, after it."""
+def deployment(
+    args: Sequence[str], log: Path, counts: dict[str, int], *, stop_by: signal.Signals = signal.SIGINT
+) -> Iterator[Deployment]:
+    """A deployment that is ready inside the block, and gone after it, checked, however it was stopped."""
     running = Deployment(args, log, counts)
     try:
         running.wait_ready()
         yield running
-        running.stop()
+        running.stop(stop_by)
     finally:
         if running.process.poll() is None:
             running.process.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from disagg.engines.base import StartContext
 from disagg.engines.settings import StageSettings, stage_settings
 from disagg.engines.vllm.transfer import transfer_config
@@ -80,6 +82,14 @@ def unset(topology: Topology, instance: Instance) -> tuple[str, ...]:
     return tuple(name for name in names if name not in settings.env)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone; a name other than localhost counts as reachable."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def is_eager(settings: StageSettings) -> bool:
     """Whether an engine on CPU runs without compiling; it does unless the user says how to compile."""
     chosen = [flag for flag in COMPILATION_FLAGS if flag in settings.engine_args]
@@ -111,6 +121,9 @@ def _cpu(settings: StageSettings, instance: Instance) -> dict[str, str]:
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
     }
+    if is_loopback(instance.host):
+        # UCX would listen on the machine's outer addresses too.
+        env["UCX_NET_DEVICES"] = "lo"
     if instance.devices:
         env["OMP_NUM_THREADS"] = str(max(1, len(instance.devices) // local_ranks(settings)))
     return env

@@ -85,6 +85,17 @@ def test_sockets_and_temporary_files_stay_in_the_instances_directory() -> None:
     assert env["TMPDIR"] == CONTEXT.run_dir
 
 
+@pytest.mark.parametrize(
+    ("host", "only_loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.5", False)]
+)
+def test_kv_is_not_offered_on_outer_addresses_unless_the_instance_is(host: str, only_loopback: bool) -> None:
+    """The transfer library listens on every network device that it is not told to leave alone."""
+    topology = pair()
+    local = dataclasses.replace(instance(topology, "prefill-0"), host=host)
+    env = VllmAdapter().process(topology, local, CONTEXT).env
+    assert (env.get("UCX_NET_DEVICES") == "lo") is only_loopback
+
+
 def test_an_eager_engine_compiles_nothing_later_either() -> None:
     """The first request with logprobs does not stop the engine for a compiler; one that compiles keeps its cache."""
     assert process(pair()).env["TORCHDYNAMO_DISABLE"] == "1"

@@ -82,7 +82,7 @@ class Conversation:
             self._console.print(" [dim](stopped)[/]")
         else:
             print(flush=True)
-            self._console.print(f"[dim]{stats.summary()}[/]")
+            self._console.print(stats.summary(), style="dim", markup=False, soft_wrap=True)
         self.messages += [question, {"role": "assistant", "content": "".join(answer)}]
 
 
@@ -101,7 +101,7 @@ def _interactive(talk: Conversation, console: Console, read: Callable[[str], str
             try:
                 talk.ask(text)
             except DisaggError as error:
-                console.print(f"[red]{error}[/]")
+                console.print(str(error), style="red", markup=False, soft_wrap=True)
 
 
 def _positive(text: str) -> int:

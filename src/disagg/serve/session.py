@@ -26,6 +26,7 @@ from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet
 from disagg.serve.deployment import Deployment, settle
+from disagg.serve.first_token import first_token
 from disagg.serve.fleet_link import FleetLink
 from disagg.serve.members import members, probe_plan
 from disagg.serve.summary import ready_summary
@@ -104,13 +105,13 @@ class _Session:
         progress.follow(supervisor.views)
         self._catch_signals(supervisor)
         try:
-            return await self._until_stopped(supervisor, progress)
+            return await self._until_stopped(supervisor, progress, client)
         finally:
             progress.settle()
             await self._shut_down(router, supervisor)
             await client.close()
 
-    async def _until_stopped(self, supervisor: Supervisor, progress: Progress) -> int:
+    async def _until_stopped(self, supervisor: Supervisor, progress: Progress, client: Client) -> int:
         progress.start()
         ticking = asyncio.create_task(self._tick(supervisor, progress))
         try:
@@ -118,11 +119,17 @@ class _Session:
                 return 128 + signal.SIGINT
             progress.settle()
             seconds = time.monotonic() - self._began
-            self._ui.console.print(ready_summary(self._deployment, self._folder.path, seconds), soft_wrap=True)
+            if not await self._unless_stopped(self._greet(client, seconds)):
+                return 128 + signal.SIGINT
             await self._unless_stopped(supervisor.failed())
             return 0
         finally:
             ticking.cancel()
+
+    async def _greet(self, client: Client, seconds: float) -> None:
+        first = await first_token(client, self._deployment)
+        summary = ready_summary(self._deployment, self._folder.path, seconds, first)
+        self._ui.console.print(summary, soft_wrap=True)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do something until it is done, fails, or a signal comes.

@@ -12,17 +12,19 @@ from rich.text import Text
 from disagg.serve.deployment import Deployment
 
 
-def ready_summary(deployment: Deployment, folder: Path, seconds: float) -> RenderableType:
+def ready_summary(deployment: Deployment, folder: Path, seconds: float, first: str) -> RenderableType:
     """Where the endpoint is, and what to type next.
 
     Args:
         deployment: What runs.
         folder: Of the logs.
         seconds: From the command's start until everything was ready.
+        first: What came of the first request, in words.
     """
     names = ", ".join(deployment.served_model_names)
     title = f"{deployment.shape} ready in {seconds:.1f} s"
     facts = {
+        "first": f"token {first}",
         "endpoint": f"{deployment.url}/v1",
         "model": names,
         "logs": str(folder),

@@ -78,7 +78,7 @@ def test_plan_lists_the_same_processes() -> None:
 
 def test_the_summary_says_what_to_type_next() -> None:
     """Endpoint, model, shape, logs, a chat command, a curl line, and the seconds."""
-    text = printed(ready_summary(deployment(), Path("/logs/here"), 12.34))
+    text = printed(ready_summary(deployment(), Path("/logs/here"), 12.34, "after 0.20 s"))
     for part in ("2P1D ready in 12.3 s", "http://127.0.0.1:8000/v1", "/logs/here", "disagg chat --url", "curl -s"):
         assert part in text
 

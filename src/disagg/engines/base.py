@@ -7,6 +7,7 @@ builds. Implementations are pure, so one contract suite (`tests/contract`) cover
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,6 +57,15 @@ class FlagTable:
     engine: str
     flags: Mapping[str, FlagSpec]
     reserved: Mapping[str, str]
+
+
+def python_module(name: str) -> tuple[str, ...]:
+    """The words that run a module with this Python, out of installed packages alone.
+
+    Without ``-P`` Python looks in the current folder first, and a user's ``http.py``, or a checkout of the engine's
+    sources, takes the place of the real thing.
+    """
+    return (sys.executable, "-P", "-m", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def convert_in_subprocess(
     target: Path,
     on_progress: Progress,
     *,
-    command: Sequence[str] = (sys.executable, "-m", "disagg.launch.checkpoint"),
+    command: Sequence[str] = (sys.executable, "-P", "-m", "disagg.launch.checkpoint"),
     limit_s: float = CONVERSION_LIMIT_S,
 ) -> None:
     """Run `convert_gguf` in a process of its own and pass its progress on.

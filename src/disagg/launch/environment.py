@@ -158,7 +158,7 @@ def run_process(command: Sequence[str], limit_s: float) -> "subprocess.Completed
 def examine(check: Check, run: Run = run_process) -> Finding:
     """Carry out one check."""
     try:
-        done = run([sys.executable, "-c", _PREFIX_CODE + check.code], IMPORT_LIMIT_S)
+        done = run([sys.executable, "-P", "-c", _PREFIX_CODE + check.code], IMPORT_LIMIT_S)
     except subprocess.TimeoutExpired:
         return _problem(check, "broken", f"not imported within {IMPORT_LIMIT_S:.0f} s")
     if done.returncode == 0:
@@ -194,7 +194,7 @@ def remove_broken(findings: Sequence[Finding], run: Run = run_process) -> list[s
         if not (finding.is_problem and finding.removable):
             continue
         try:
-            done = run([sys.executable, "-m", "pip", "uninstall", "-y", finding.name], PIP_LIMIT_S)
+            done = run([sys.executable, "-P", "-m", "pip", "uninstall", "-y", finding.name], PIP_LIMIT_S)
         except subprocess.TimeoutExpired:
             failures.append(f"{finding.name}: pip did not end within {PIP_LIMIT_S:.0f} s")
             continue

@@ -15,6 +15,7 @@ Standard library only: importing this must take milliseconds.
 Reports: ``{"event": "started", "pid": …}``, ``{"event": "failed", "error": …}`` (nothing was started),
 ``{"event": "died", "code": … | null, "signal": … | null}`` when the main process has ended, and
 ``{"event": "cleaned", "killed": …, "left": […], "removed": […]}`` as the last one, when the tree has ended.
+``{"event": "unlogged", "error": …}`` says that the log cannot be written; the engine starts all the same.
 ``{"event": "holds", "segments": [[name, inode], …]}`` lists the shared memory to remove if the keeper is killed.
 """
 
@@ -34,6 +35,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import IO
 
 from disagg.launch import procfs
 
@@ -130,8 +132,7 @@ class Keeper:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
 
-        with open(self._order.log, "ab", buffering=0) as log:
-            log.write(f"{START_LINE} {self._order.name}: {shlex.join(self._order.argv)}\n".encode())
+        with self._open_log() as log:
             return subprocess.Popen(
                 self._order.argv,
                 stdin=subprocess.DEVNULL,
@@ -140,6 +141,23 @@ class Keeper:
                 start_new_session=True,
                 preexec_fn=in_child,  # noqa: PLW1509 - the keeper has one thread
             )
+
+    def _open_log(self) -> IO[bytes]:
+        """The log, its first line written; an engine whose log cannot be written runs without one."""
+        first = f"{START_LINE} {self._order.name}: {shlex.join(self._order.argv)}\n".encode()
+        try:
+            # Folders of old logs get cleaned away while an engine runs for weeks.
+            os.makedirs(os.path.dirname(self._order.log) or ".", exist_ok=True)
+            log = open(self._order.log, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            self._report({"event": "unlogged", "error": f"{error.strerror}: {error.filename}"})
+            return open(os.devnull, "ab", buffering=0)
+        try:
+            log.write(first)
+        except OSError as error:
+            # A full disk: the engine may still find room later.
+            self._report({"event": "unlogged", "error": f"{error.strerror}: {self._order.log}"})
+        return log
 
     def _wait(self, wake_up: int) -> None:
         watched = [wake_up] if self._launcher_gone else [wake_up, 0]

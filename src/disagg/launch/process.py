@@ -149,6 +149,8 @@ class KeptProcess:
                 self._report_death(describe_exit(report.code, report.signal))
             elif report.event == "failed":
                 self._report_death(f"could not be started: {report.error}")
+            elif report.event == "unlogged":
+                log.warning("%s is not logged: %s", self._planned.name, report.error)
             elif report.event == "holds":
                 self._segments = frozenset(procfs.Segment(name, inode) for name, inode in report.segments)
             elif report.event == "cleaned":

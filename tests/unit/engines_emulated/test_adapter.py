@@ -32,7 +32,7 @@ def started(top: Topology, stage: Stage = Stage.PREFILL) -> EngineSettings:
     import argparse
 
     process = EmulatedAdapter().process(top, instance(stage), CONTEXT)
-    assert process.argv[1:3] == ("-m", "disagg.engines.emulated")
+    assert process.argv[1:4] == ("-P", "-m", "disagg.engines.emulated")
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--side-channel-port", type=int)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 from pydantic import JsonValue
 
-from disagg.engines.base import Dialect, FlagSpec, FlagTable, PlannedProcess, ReadinessProbe, StartContext
+from disagg.engines.base import (
+    Dialect,
+    FlagSpec,
+    FlagTable,
+    PlannedProcess,
+    ReadinessProbe,
+    StartContext,
+    python_module,
+)
 from disagg.engines.emulated.arguments import add_engine_arguments
 from disagg.engines.emulated.settings import Role
 from disagg.engines.findings import Findings, error, split, warning
@@ -95,7 +102,7 @@ class EmulatedAdapter:
         devices = f"emulated devices {format_id_group(instance.devices)}" if instance.devices else "no devices"
         return PlannedProcess(
             name=instance.name,
-            argv=(sys.executable, "-m", "disagg.engines.emulated", *words),
+            argv=(*python_module("disagg.engines.emulated"), *words),
             env=settings.env,
             devices=devices,
             ports=ports,

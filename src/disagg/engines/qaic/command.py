@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -11,7 +10,7 @@ from types import MappingProxyType
 
 from pydantic import JsonValue
 
-from disagg.engines.base import FlagTable, StartContext
+from disagg.engines.base import FlagTable, StartContext, python_module
 from disagg.engines.flag_list import read_flags
 from disagg.engines.qaic.stage import DRAFT_KEY, MXINT8_NAMES, StagePlan, plan, rank, role
 from disagg.topology.instances import Instance
@@ -78,7 +77,7 @@ def argv(topology: Topology, instance: Instance, context: StartContext) -> tuple
         }
         flags["enable-prefix-caching"] = False
     flags.update(stage.settings.engine_args)
-    words = [sys.executable, "-m", SERVER_MODULE]
+    words = [*python_module(SERVER_MODULE)]
     for name, value in flags.items():
         words.extend(_words(name, value))
     return tuple(words)
@@ -98,7 +97,7 @@ def environment(topology: Topology, instance: Instance) -> dict[str, str]:
 def handoff_argv(topology: Topology) -> tuple[str, ...]:
     """The service in which prefill and decode meet."""
     link = topology.link
-    words = [sys.executable, "-m", HANDOFF_MODULE, "--port", str(link.handoff_port)]
+    words = [*python_module(HANDOFF_MODULE), "--port", str(link.handoff_port)]
     size = link.handoff_store_mb if link.handoff_store_mb is not None else link.handoff_store_entries
     if size is not None:
         words += ["--size", str(size)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import JsonValue
 
-from disagg.engines.base import FlagSpec, StartContext
+from disagg.engines.base import FlagSpec, StartContext, python_module
 from disagg.engines.settings import StageSettings, flag_path, stage_settings
 from disagg.engines.speculation import translate
 from disagg.engines.vllm.environment import COMPILATION_FLAGS, KV_CACHE_GIB, without_worker
@@ -85,7 +84,7 @@ def argv(
     transfer = transfer_config(topology, instance.stage, context.incarnation)
     if transfer is not None:
         flags["kv-transfer-config"] = transfer
-    words = [sys.executable, "-m", SERVER_MODULE]
+    words = [*python_module(SERVER_MODULE)]
     for name, value in flags.items():
         words.extend(flag_words(name, value, known.get(name)))
     return tuple(words)

@@ -33,7 +33,7 @@ def additional(topology: Topology, name: str = "prefill-0") -> dict[str, Any]:
 def test_a_worker_is_a_vllm_server_on_its_devices() -> None:
     """Devices are given twice, by visibility and by name: ids are absolute QIDs."""
     planned = process(qaic(max_model_len=2048, kv_cache_dtype="fp8", quantization="mxfp6"))
-    assert planned.argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    assert planned.argv[:4] == (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
     assert planned.env["QAIC_VISIBLE_DEVICES"] == "0,1,2,3"
     assert planned.devices == "QID 0..3"
     assert planned.ports == {"http": 9900}
@@ -66,7 +66,7 @@ def test_the_hand_off_service_comes_with_a_pair_and_reserves_its_port() -> None:
     topology = qaic(link={"handoff_store_mb": 768})
     (service,) = QaicAdapter().services(topology, plan_instances(topology))
     assert service.name == "kv-handoff"
-    assert service.argv[1:] == ("-m", "qaic_disagg.kv_handoff.server", "--port", "5656", "--size", "768")
+    assert service.argv[1:] == ("-P", "-m", "qaic_disagg.kv_handoff.server", "--port", "5656", "--size", "768")
     assert service.ports == {"handoff": 5656}
 
 

@@ -27,7 +27,7 @@ def transfer(topology: Topology, name: str) -> dict[str, Any]:
 def test_the_server_module_is_run_with_this_interpreter() -> None:
     """The package's console script does not start in its CPU build."""
     words = argv(pair())
-    assert words[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    assert words[:4] == (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
     assert value_of(words, "--model") == "/models/tiny"
     at = words.index("--served-model-name")
     assert words[at + 1 : at + 3] == ("tiny", "tiny-alias")

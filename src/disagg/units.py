@@ -1,4 +1,4 @@
-"""Identifier ranges such as ``0..15`` and port numbers, parsed from what users type."""
+"""Identifier ranges such as ``0..15`` and port numbers, parsed from what users type, and text made safe to show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 MAX_PORT = 65535
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _RANGE = re.compile(r"(\d{1,6})(?:\.\.(\d{1,6}))?")
 # A group larger than this is a typing error (0..150000), and must not fill the memory before it is refused.
 _MAX_IDS = 4096
@@ -75,3 +76,11 @@ def parse_ports(text: str) -> tuple[int, ...]:
 def comma_list(items: Iterable[object]) -> str:
     """Join for a message: ``a, b, c``."""
     return ", ".join(str(i) for i in items)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters as escapes, except line ends and tabs.
+
+    What comes from files and servers could otherwise move the cursor, change colours or set the window's title.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from disagg import __version__
 from disagg.errors import DisaggError
+from disagg.units import printable
 
 
 class Command(Protocol):
@@ -84,11 +85,12 @@ def run_command(name: str, argv: Sequence[str]) -> int:
         advice = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(COMMANDS)}."
         print(f"disagg: no command {name!r}.{advice}", file=sys.stderr)
         return 2
-    command: Command = importlib.import_module(info.module)
     try:
+        # Inside, for Ctrl-C: importing takes most of the time of a short command.
+        command: Command = importlib.import_module(info.module)
         return command.main(argv)
     except DisaggError as error:
-        print(f"disagg {name}: {error}", file=sys.stderr)
+        print(printable(f"disagg {name}: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -59,7 +59,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=2048)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, ValueError) as error:  # ValueError: not even the form of a host name
             raise PreparationError(
                 f"Cannot listen on {host} port {port}: {error}.",
                 hint="Choose another --port, or stop what uses it.",

@@ -66,9 +66,11 @@ def open_run_folder(log_dir: str | None) -> RunFolder:
             _prune(runs, KEPT_RUNS)
         run = RunFolder(folder)
         run.write_record({})
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        # A RuntimeError: there is no such user's home to begin the path with.
+        where, why = (error.filename, error.strerror) if isinstance(error, OSError) else (log_dir, str(error))
         raise PreparationError(
-            f"The log folder {error.filename} cannot be used: {error.strerror}.",
+            f"The log folder {where} cannot be used: {why}.",
             hint="Name a writable one with --log-dir.",
         ) from error
     return run
@@ -81,10 +83,10 @@ def state_dir() -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Bytes in the file; 0 if there is none."""
+    """Bytes in the file; 0 if there is none to be read."""
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
@@ -92,7 +94,7 @@ def tail(path: Path, lines: int, since: int = 0) -> list[str]:
     """The last lines of a log, without colour codes and trailing blanks.
 
     Args:
-        path: The log file; a missing one has no lines.
+        path: The log file; one that cannot be read has no lines.
         lines: How many at most.
         since: Only what was written after this many bytes.
     """
@@ -102,7 +104,7 @@ def tail(path: Path, lines: int, since: int = 0) -> list[str]:
             start = max(since, end - _TAIL_BYTES)
             file.seek(start)
             data = file.read()
-    except FileNotFoundError:
+    except OSError:
         return []
     text = _ANSI.sub("", data.decode("utf-8", errors="replace"))
     # A progress bar overwrites its line with carriage returns; what it showed last counts.

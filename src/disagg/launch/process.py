@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -11,12 +12,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
 from disagg.engines.base import PlannedProcess
 from disagg.launch import procfs
+
+log = logging.getLogger("disagg.launch")
 
 # As `python -m disagg.launch.keeper`, but neither PYTHON* variables, nor the current directory, nor site hooks may
 # change the keeper or slow it down. The module's name stays a word of its own, so that `ps` tells what this is.
@@ -111,15 +114,23 @@ class KeptProcess:
         self._watcher.cleaned()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        with self._placement.log.open("ab") as log:
+        with self._open_log() as errors:
             return await asyncio.create_subprocess_exec(
                 *self._command(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=log,
+                stderr=errors,
                 env=environment(self._planned, self._placement),
                 start_new_session=True,
             )
+
+    def _open_log(self) -> IO[bytes]:
+        """Where the keeper's own errors go. The keeper itself tells of a log that cannot be written."""
+        try:
+            self._placement.log.parent.mkdir(parents=True, exist_ok=True)
+            return self._placement.log.open("ab")
+        except OSError:
+            return open(os.devnull, "ab")
 
     def stop(self) -> None:
         """Ask the engine to end; after the grace period it is killed."""

@@ -13,6 +13,7 @@ from disagg.engines.base import PlannedProcess
 from disagg.engines.settings import is_secret
 from disagg.errors import Problem
 from disagg.serve.deployment import Deployment
+from disagg.units import printable
 
 _HIDDEN = "********"
 
@@ -72,7 +73,7 @@ def _lines(process: PlannedProcess) -> list[Text]:
 
 
 def _fact(title: str, value: str) -> Text:
-    return Text.assemble((f"   {title:<8} ", "dim"), value)
+    return Text.assemble((f"   {title:<8} ", "dim"), printable(value))
 
 
 def _fields(process: PlannedProcess) -> dict[str, object]:

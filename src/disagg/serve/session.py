@@ -77,7 +77,7 @@ def run(topology: Topology, adapter: EngineAdapter, model: str, ui: Ui) -> int:
     except ConfigError as error:
         raise ConfigError(ui.explain(error.problems)) from error
     for warning in deployment.warnings:
-        ui.console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        ui.console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
     folder = open_run_folder(topology.log_dir)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Session(deployment, folder, ui, began).serve())

@@ -79,7 +79,7 @@ def _read_slowly(body: bytes) -> object:
     except json.JSONDecodeError as error:
         found = problem("json_invalid", f"body.{error.pos}", "JSON decode error", {})
         raise schema_error(found | {"ctx": {"error": error.msg}}) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, deep nesting
         raise UnreadableBodyError("There was an error parsing the body") from error
 
 

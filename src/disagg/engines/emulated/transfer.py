@@ -8,6 +8,7 @@ requests or leases: whatever is in the blocks is what the reader gets.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -28,7 +29,7 @@ class TransferError(Exception):
     """The KV could not be read; the message is for the log."""
 
 
-class Frames(asyncio.Protocol):
+class Frames(asyncio.Protocol, ABC):
     """Splits a connection into frames."""
 
     transport: asyncio.Transport
@@ -67,9 +68,9 @@ class Frames(asyncio.Protocol):
         data = _encode(message)
         self.transport.write(len(data).to_bytes(4, "big") + data)
 
+    @abstractmethod
     def frame(self, message: list[Any]) -> None:
         """One message has arrived."""
-        raise NotImplementedError
 
 
 class SideChannel:

@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PORT   ?= 8000
 
-.PHONY: help serve test test-fast check format setup setup-dev reference clean
+.PHONY: help serve test test-fast coverage check format setup setup-dev reference clean
 
 help:            ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -19,6 +19,12 @@ test: setup-dev check  ## set up everything, then static checks and the whole te
 
 test-fast: setup-dev   ## the tests that need no real engine
 	$(BIN)/python -m pytest -m "not real_engine"
+
+coverage: setup-dev    ## branch coverage of the tests that need no real engine
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not real_engine"
+	$(BIN)/coverage combine
+	$(BIN)/coverage report
 
 check: setup-dev       ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 from disagg.cli.chat_client import AnswerStats, Endpoint, Message, list_models, stream_chat
-from disagg.errors import DisaggError
+from disagg.errors import BadRequestError, DisaggError
+from disagg.units import printable
 
+_MAX_TIMEOUT_S = 86_400
 EXAMPLES = """\
 examples:
   disagg chat
@@ -39,9 +43,10 @@ def main(argv: Sequence[str]) -> int:
         talk.ask(args.message)
         return 0
     if not sys.stdin.isatty():
-        talk.ask(sys.stdin.read())
+        talk.ask(_read_question())
         return 0
-    console.print(f"[bold]{model}[/] at {args.url}. /exit or Ctrl-D leaves, /clear starts afresh.")
+    told = f" at {args.url}. /exit or Ctrl-D leaves, /clear starts afresh."
+    console.print(Text.assemble((printable(model), "bold"), told))
     return _interactive(talk, console, input)
 
 
@@ -76,7 +81,7 @@ class Conversation:
         try:
             for piece in stream:
                 answer.append(piece)
-                print(piece, end="", flush=True)
+                print(_encodable(piece), end="", flush=True)
         except KeyboardInterrupt:
             stream.close()
             self._console.print(" [dim](stopped)[/]")
@@ -93,6 +98,9 @@ def _interactive(talk: Conversation, console: Console, read: Callable[[str], str
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
+        except UnicodeDecodeError as error:
+            console.print(f"That was not {error.encoding} text.", style="red")
+            continue
         if text in {"/exit", "/quit"}:
             return 0
         if text == "/clear":
@@ -101,7 +109,34 @@ def _interactive(talk: Conversation, console: Console, read: Callable[[str], str
             try:
                 talk.ask(text)
             except DisaggError as error:
-                console.print(str(error), style="red", markup=False, soft_wrap=True)
+                console.print(printable(str(error)), style="red", markup=False, soft_wrap=True)
+
+
+def _read_question() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"The question on standard input is not {error.encoding} text.") from error
+
+
+def _encodable(text: str) -> str:
+    """The text with escapes for what the terminal's encoding, or any encoding, lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {_MAX_TIMEOUT_S}")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError("must be a finite number")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -124,6 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--message", "-m", help="ask this one question and leave")
     parser.add_argument("--system", help="system prompt")
     parser.add_argument("--max-tokens", type=_positive, default=512, help="longest answer in tokens (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="longest silence in seconds (%(default)s)")
+    parser.add_argument("--temperature", type=_finite, default=0.0, help="0 is greedy (%(default)s)")
+    parser.add_argument("--timeout", type=_seconds, default=300.0, help="longest silence in seconds (%(default)s)")
     return parser

@@ -73,17 +73,33 @@ class Endpoint:
         Raises:
             BadRequestError: If the URL is not an http(s) URL.
         """
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise BadRequestError(f"--url {self.url!r} is not an http:// or https:// address.")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return kind(parts.hostname, parts.port, timeout=self.timeout_s), prefix
+        try:
+            parts = urlsplit(self.url)
+            if parts.scheme in {"http", "https"} and parts.hostname:
+                # What sockets and the Host header make of the name: no label empty or over 63 characters.
+                parts.hostname.encode("idna")
+                kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+                prefix = parts.path.rstrip("/").removesuffix("/v1")
+                return kind(parts.hostname, parts.port, timeout=self.timeout_s), prefix
+        except (ValueError, http.client.InvalidURL):
+            pass
+        raise BadRequestError(f"--url {self.url!r} is not an http:// or https:// address.")
 
     def headers(self) -> dict[str, str]:
-        """Request headers."""
+        """Request headers.
+
+        Raises:
+            BadRequestError: If the key cannot stand in one; the key is not shown.
+        """
         base = {"content-type": "application/json"}
-        return base if self.api_key is None else {**base, "authorization": f"Bearer {self.api_key}"}
+        if self.api_key is None:
+            return base
+        key = self.api_key.strip()
+        if not (key.isascii() and key.isprintable()):
+            raise BadRequestError(
+                "DISAGG_API_KEY or OPENAI_API_KEY holds a line end or a character that no header can carry."
+            )
+        return {**base, "authorization": f"Bearer {key}"}
 
 
 def list_models(endpoint: Endpoint) -> list[str]:
@@ -94,8 +110,9 @@ def list_models(endpoint: Endpoint) -> list[str]:
         UpstreamProtocolError: If the answer is not a model list.
     """
     with _response(endpoint, "GET", "/v1/models", None) as answer:
+        data = _read(answer, endpoint)
         try:
-            names = [str(m["id"]) for m in json.loads(answer.read())["data"]]
+            names = [str(m["id"]) for m in json.loads(data)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise UpstreamProtocolError(f"{endpoint.url}/v1/models did not answer with a model list.") from error
     if not names:
@@ -138,13 +155,14 @@ def stream_chat(
                 raise UpstreamProtocolError(f"The answer broke off: {_error_text(event)}")
             usage = event.get("usage")
             if isinstance(usage, dict):
-                stats.prompt_tokens = usage.get("prompt_tokens")
-                stats.completion_tokens = usage.get("completion_tokens")
-            for choice in event.get("choices", ()):
-                stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
-                delta = choice.get("delta", {})
-                text = delta.get("content") or delta.get("reasoning_content")
-                if text:
+                stats.prompt_tokens = _count(usage.get("prompt_tokens"))
+                stats.completion_tokens = _count(usage.get("completion_tokens"))
+            for choice in _objects(event.get("choices")):
+                reason = choice.get("finish_reason")
+                stats.finish_reason = reason if isinstance(reason, str) else stats.finish_reason
+                delta = choice.get("delta")
+                text = (delta.get("content") or delta.get("reasoning_content")) if isinstance(delta, dict) else None
+                if isinstance(text, str) and text:
                     if stats.ttft_s is None:
                         stats.ttft_s = time.monotonic() - started
                     yield text
@@ -174,13 +192,30 @@ class _response:  # noqa: N801 - used as a context manager function
                 hint="Is `disagg serve` running there? Set another address with --url.",
             ) from error
         if answer.status != http.HTTPStatus.OK:
-            data = answer.read(_MAX_ERROR_BYTES)
-            self._connection.close()
+            try:
+                data = _read(answer, self._endpoint, _MAX_ERROR_BYTES)
+            finally:
+                self._connection.close()
             raise UpstreamProtocolError(f"{self._endpoint.url} answered {answer.status}: {_body_text(data)}")
         return answer
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+
+
+def _read(answer: http.client.HTTPResponse, endpoint: Endpoint, limit: int | None = None) -> bytes:
+    try:
+        return answer.read(limit)
+    except (OSError, http.client.HTTPException) as error:
+        raise UpstreamUnreachableError(f"The connection to {endpoint.url} broke in mid-answer: {error}.") from error
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _events(answer: http.client.HTTPResponse, endpoint: Endpoint) -> Iterator[dict[str, Any]]:

@@ -58,10 +58,10 @@ def split_command_flags(argv: Sequence[str], flags: Sequence[CommandFlag]) -> tu
 
     Returns:
         The value of each flag that is there, by its name with the dashes, True for one that takes none; and the
-        other words in their order. A repeated flag has its last value.
+        other words in their order.
 
     Raises:
-        ConfigError: If a flag has a value that it does not take, or lacks one that it needs.
+        ConfigError: If a flag has a value that it does not take, lacks one that it needs, or has two.
     """
     known = {spelling: flag for flag in flags for spelling in (flag.name, flag.short) if spelling is not None}
     given: dict[str, str | bool] = {}
@@ -78,12 +78,15 @@ def split_command_flags(argv: Sequence[str], flags: Sequence[CommandFlag]) -> tu
             if equals:
                 problems.append(Problem(spelling, f"takes no value, got {value!r}"))
             given[flag.name] = True
-        elif equals:
-            given[flag.name] = value
-        elif words and not is_flag(words[0]):
-            given[flag.name] = words.pop(0)
         else:
-            problems.append(Problem(spelling, "needs a value"))
+            if not equals and words and not is_flag(words[0]):
+                value = words.pop(0)
+            if not value:
+                problems.append(Problem(spelling, "needs a value"))
+            elif given.get(flag.name, value) != value:
+                problems.append(Problem(spelling, f"is given twice, as {given[flag.name]!r} and {value!r}; keep one"))
+            else:
+                given[flag.name] = value
     if problems:
         raise ConfigError(problems)
     return given, rest

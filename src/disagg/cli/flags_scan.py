@@ -71,7 +71,7 @@ class FlagScan:
         """Read all words; a first word that is no flag is the model, as in vLLM."""
         self._rest = [self._text(word) for word in argv]
         if self._rest and not is_flag(self._rest[0]):
-            self._set(("model",), self._rest.pop(0), "MODEL")
+            self._model(self._rest.pop(0))
         last = ""
         while self._rest:
             word = self._rest.pop(0)
@@ -85,6 +85,14 @@ class FlagScan:
             self._flag(split_word(word))
         if self._verbose:
             self._set(("verbosity",), self._verbose, "-" + "v" * self._verbose)
+
+    def _model(self, word: str) -> None:
+        if word.startswith("-"):
+            self._error(
+                Word(word[:60], "", None), "is neither a flag nor a model; flags are written --name=value", ("model",)
+            )
+        else:
+            self._set(("model",), word, "MODEL")
 
     def _flag(self, word: Word) -> None:
         own = flags_by_name().get(word.name)

@@ -20,6 +20,11 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 STORE_URL = r"^(lmcache|redis|rediss|mooncake)://[^/]+|^file:///.+"
 """What the URL of a KV store looks like."""
+PLAIN_NAME = r"^[^\x00-\x1f\x7f-\x9f-][^\x00-\x1f\x7f-\x9f]*$"
+"""A text that can stand on a command line and in a log."""
+HOST_NAME = r"^[A-Za-z0-9:_]([A-Za-z0-9:_%-]|[.](?![.])){0,252}$"
+"""An address or a host name: no spaces, no empty part."""
+_MAX_LABEL = 63
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
@@ -90,6 +95,30 @@ def name_list(value: object) -> object:
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
+
+
+def plain_name(value: str) -> str:
+    """Check that a text can be passed to an engine.
+
+    Raises:
+        ValueError: If it holds control characters, or would be taken for a flag.
+    """
+    if value.startswith("-"):
+        raise ValueError(f"{value[:60]!r} begins with a dash, as flags do; for a path write ./{value[:20]}")
+    if not re.fullmatch(PLAIN_NAME, value):
+        raise ValueError(f"{value[:60]!r} holds control characters; write it without")
+    return value
+
+
+def host_name(value: str) -> str:
+    """Check the form of an address to bind to.
+
+    Raises:
+        ValueError: If it is neither an IP address nor a host name.
+    """
+    if not re.fullmatch(HOST_NAME, value) or any(len(label) > _MAX_LABEL for label in value.split(".")):
+        raise ValueError(f"{value[:80]!r} is no address; write one such as 127.0.0.1, ::1, 0.0.0.0 or localhost")
+    return value
 
 
 def env_value(value: object) -> object:

@@ -52,7 +52,16 @@ Groups = Annotated[
     Field(min_length=1),
     BeforeValidator(forms.group_list, json_schema_input_type=tuple[Group, ...] | Group),
 ]
-Name = Annotated[str, Field(min_length=1, max_length=4096)]
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.PLAIN_NAME}),
+    AfterValidator(forms.plain_name),
+]
+Host = Annotated[
+    str,
+    Field(min_length=1, json_schema_extra={"pattern": forms.HOST_NAME}),
+    AfterValidator(forms.host_name),
+]
 Names = Annotated[
     tuple[Name, ...],
     Field(min_length=1),
@@ -219,7 +228,7 @@ class Topology(Spec):
     """Names that clients use for the model; the model's own if not given."""
     platform: Platform = Platform.AUTO
     """cpu, cuda, rocm, qaic, emulated, or auto: what the machine has."""
-    host: Name = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address that the endpoint binds to. Loopback unless set."""
     port: Port = 8000
     """Port of the one endpoint that clients see."""

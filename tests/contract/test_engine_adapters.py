@@ -136,6 +136,11 @@ class TestPlans:
             assert not any("TOKEN" in name or "API_KEY" in name for name in process.env)
             assert "HF_TOKEN" not in process.unset_env
 
+    def test_modules_come_from_installed_packages_alone(self, adapter: EngineAdapter, topology: Topology) -> None:
+        """Python's ``-m`` looks into the current folder first, where anything may lie, unless told not to."""
+        for process in planned(adapter, topology):
+            assert "-P" in process.argv[: process.argv.index("-m")]
+
     def test_a_command_line_is_text_and_says_nothing_twice(self, adapter: EngineAdapter, topology: Topology) -> None:
         """Of a doubled flag the last one wins, silently."""
         for process in planned(adapter, topology):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -134,6 +135,21 @@ async def test_a_command_that_does_not_exist_ends_the_launch(launch: Make, tmp_p
 
     run = launch([Member(member.name, member.proof, broken, member.origin, ports=member.ports)])
     with pytest.raises(InstanceDiedError, match="/no/such/engine"):
+        await run.supervisor.start()
+
+
+async def test_a_missing_package_points_to_the_doctor(launch: Make, tmp_path: Path) -> None:
+    """The commonest first failure says what to do next."""
+    member = changing_member("prefill-0", Proof.NOTHING, tmp_path, lambda _: ())
+    plan = member.plan
+
+    def without_engine(incarnation: str, run_dir: str):  # type: ignore[no-untyped-def]
+        planned = plan(incarnation, run_dir)
+        argv = (sys.executable, "-m", "no_such_engine_package.server")
+        return type(planned)(planned.name, argv, planned.env, ports=planned.ports)
+
+    run = launch([Member(member.name, member.proof, without_engine, member.origin, ports=member.ports)])
+    with pytest.raises(InstanceDiedError, match="`disagg doctor` says which"):
         await run.supervisor.start()
 
 
@@ -298,17 +314,29 @@ async def test_a_stop_while_instances_start_ends_them(launch: Make, tmp_path: Pa
     assert run.tree() == []
 
 
-async def test_a_log_folder_that_vanished_is_a_crash_like_any_other(launch: Make, tmp_path: Path) -> None:
-    """A restart that cannot write its log is tried again, and works when the folder is back."""
+async def test_an_instance_comes_back_although_the_log_folder_vanished(launch: Make, tmp_path: Path) -> None:
+    """Cleaned away while the engine ran: the restart makes it again, and needs nobody to do so."""
     run = launch([fake_member("prefill-0", Proof.NOTHING, tmp_path)])
     await run.supervisor.start()
     folder = tmp_path / "logs"
     folder.rename(tmp_path / "away")
-    os.kill(run.pid("prefill-0"), signal.SIGKILL)
-    await until(lambda: any("could not be started" in v.detail for v in run.listener.heard))
     run.supervisor.record_run()
-    folder.mkdir()
-    await until(lambda: run.state("prefill-0") is State.READY)
+    before = run.pid("prefill-0")
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: run.state("prefill-0") is State.READY and run.pid("prefill-0") != before)
+    assert not any("could not be started" in v.detail for v in run.listener.heard)
+    assert "disagg starts prefill-0" in (folder / "prefill-0.log").read_text()
+
+
+async def test_an_instance_comes_back_although_its_log_cannot_be_written(launch: Make, tmp_path: Path) -> None:
+    """What took the folder's place does not keep an engine from serving."""
+    run = launch([fake_member("prefill-0", Proof.NOTHING, tmp_path)])
+    await run.supervisor.start()
+    (tmp_path / "logs").rename(tmp_path / "away")
+    (tmp_path / "logs").touch()
+    before = run.pid("prefill-0")
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: run.state("prefill-0") is State.READY and run.pid("prefill-0") != before)
 
 
 async def test_run_json_names_the_processes(launch: Make, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg.units import format_id_group, parse_id_group, parse_ports
+from disagg.units import format_id_group, parse_id_group, parse_ports, printable
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,9 @@ def test_a_wrong_port_is_refused(text: str) -> None:
     """Ports outside 1..65535 never reach a bind call."""
     with pytest.raises(ValueError, match="whole numbers from 1 to 65535"):
         parse_ports(text)
+
+
+def test_text_is_shown_without_control_characters() -> None:
+    """Lines and tabs stay; what moves the cursor or ends a line unseen becomes an escape."""
+    assert printable("a\tb\nü 模") == "a\tb\nü 模"
+    assert printable("\x1b[2J\r\x00\x9b\u2028") == "\\x1b[2J\\r\\x00\\x9b\\u2028"

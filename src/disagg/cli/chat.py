@@ -105,6 +105,10 @@ def _interactive(talk: Conversation, console: Console, read: Callable[[str], str
             return 0
         if text == "/clear":
             talk.clear()
+        elif text.startswith("/"):
+            console.print(
+                "A line that begins with / is a command: /clear forgets the conversation, /exit leaves.", markup=False
+            )
         elif text:
             try:
                 talk.ask(text)

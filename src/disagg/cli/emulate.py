@@ -14,6 +14,7 @@ from disagg.engines.emulated.instance import Addresses, Instance
 from disagg.errors import ConfigError, Problem
 from disagg.units import MAX_PORT
 
+_MAX_INSTANCES = 1000
 EXAMPLES = """\
 examples:
   disagg emulate
@@ -59,8 +60,9 @@ def _addresses(args: argparse.Namespace) -> list[Addresses]:
         ConfigError: If there are too few ports, or none.
     """
     problems = []
-    if args.instances < 1:
-        problems.append(Problem("--instances", f"{args.instances} is not a number of engines; give at least 1"))
+    if not 1 <= args.instances <= _MAX_INSTANCES:
+        told = f"{args.instances} is not a number of engines in one process; give one from 1 to {_MAX_INSTANCES}"
+        problems.append(Problem("--instances", told))
     for flag, first in (("--port", args.port), ("--side-channel-port", args.side_channel_port)):
         last = first + args.instances - 1 if first else 0
         if not 0 <= first <= MAX_PORT or last > MAX_PORT:

@@ -58,10 +58,10 @@ def split_command_flags(argv: Sequence[str], flags: Sequence[CommandFlag]) -> tu
 
     Returns:
         The value of each flag that is there, by its name with the dashes, True for one that takes none; and the
-        other words in their order.
+        other words in their order. A repeated flag has its last value.
 
     Raises:
-        ConfigError: If a flag has a value that it does not take, lacks one that it needs, or has two.
+        ConfigError: If a flag has a value that it does not take, or lacks one that it needs.
     """
     known = {spelling: flag for flag in flags for spelling in (flag.name, flag.short) if spelling is not None}
     given: dict[str, str | bool] = {}
@@ -83,8 +83,6 @@ def split_command_flags(argv: Sequence[str], flags: Sequence[CommandFlag]) -> tu
                 value = words.pop(0)
             if not value:
                 problems.append(Problem(spelling, "needs a value"))
-            elif given.get(flag.name, value) != value:
-                problems.append(Problem(spelling, f"is given twice, as {given[flag.name]!r} and {value!r}; keep one"))
             else:
                 given[flag.name] = value
     if problems:

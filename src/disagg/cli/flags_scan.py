@@ -88,9 +88,7 @@ class FlagScan:
 
     def _model(self, word: str) -> None:
         if word.startswith("-"):
-            self._error(
-                Word(word[:60], "", None), "is neither a flag nor a model; flags are written --name=value", ("model",)
-            )
+            self.errors.append(Problem(word[:60], "is neither a flag nor a model; flags are written --name=value"))
         else:
             self._set(("model",), word, "MODEL")
 

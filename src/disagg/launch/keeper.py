@@ -150,7 +150,7 @@ class Keeper:
             os.makedirs(os.path.dirname(self._order.log) or ".", exist_ok=True)
             log = open(self._order.log, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
         except OSError as error:
-            self._report({"event": "unlogged", "error": f"{error.strerror}: {error.filename}"})
+            self._report({"event": "unlogged", "error": f"{error.strerror}: {self._order.log}"})
             return open(os.devnull, "ab", buffering=0)
         try:
             log.write(first)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disagg.errors import PreparationError
+from disagg.units import printable
 
 KEPT_RUNS = 20
 _TAIL_BYTES = 64 * 1024
@@ -91,7 +92,7 @@ def size_of(path: Path) -> int:
 
 
 def tail(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a log, without colour codes and trailing blanks.
+    """The last lines of a log, without colour codes, trailing blanks and what else could disturb a terminal.
 
     Args:
         path: The log file; one that cannot be read has no lines.
@@ -109,7 +110,7 @@ def tail(path: Path, lines: int, since: int = 0) -> list[str]:
     text = _ANSI.sub("", data.decode("utf-8", errors="replace"))
     # A progress bar overwrites its line with carriage returns; what it showed last counts.
     found = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return [line for line in found if line][-lines:]
+    return [printable(line) for line in found if line][-lines:]
 
 
 def likely_cause(lines: Sequence[str]) -> str | None:
@@ -121,7 +122,11 @@ def likely_cause(lines: Sequence[str]) -> str | None:
     for number, line in reversed(list(enumerate(lines))):
         match = _CAUSE.search(line)
         if match is not None and not _POINTER.search(line):
-            return _VALIDATION.sub(_first_finding(lines[number + 1 :]), match["cause"].strip())
+            cause = match["cause"].strip()
+            if cause.count(")") > cause.count("("):
+                # Some messages put the exception in brackets; the opening one is not part of the match.
+                cause = cause.removesuffix(")")
+            return _VALIDATION.sub(_first_finding(lines[number + 1 :]), cause)
     return None
 
 

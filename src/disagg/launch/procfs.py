@@ -108,12 +108,16 @@ def segments() -> frozenset[Segment]:
 
 
 def segments_held_by(processes: Iterable[int]) -> frozenset[Segment]:
-    """Segments that any of the processes maps or has open, those already unlinked left out."""
-    held: set[Segment] = set()
+    """Segments that any of the processes maps or has open, those already unlinked left out.
+
+    They are matched by inode: the C library makes a semaphore under another name, links it to its own and unlinks
+    the first, which is the one that the kernel goes on showing, as deleted.
+    """
+    held: set[int] = set()
     for pid in processes:
         held.update(_mapped(pid))
         held.update(_opened(pid))
-    return frozenset(held)
+    return frozenset(segment for segment in segments() if segment.inode in held) if held else frozenset()
 
 
 def remove_segments(candidates: Collection[Segment]) -> tuple[str, ...]:
@@ -156,31 +160,29 @@ def listeners(ports: Collection[int]) -> Mapping[int, tuple[int, str]]:
     if not inodes:
         return found
     for pid in pids():
-        for target in _descriptors(pid):
+        for _, target in _descriptors(pid):
             if target.startswith("socket:[") and int(target[8:-1]) in inodes:
                 found[inodes[int(target[8:-1])]] = (pid, _read(f"{PROC}/{pid}/comm").decode(errors="replace").strip())
     return found
 
 
-def _mapped(pid: int) -> Iterator[Segment]:
+def _mapped(pid: int) -> Iterator[int]:
     for line in _read(f"{PROC}/{pid}/maps").splitlines():
-        if f" {_SHM_PREFIX}".encode() not in line or line.endswith(b" (deleted)"):
-            continue
-        fields = line.split(None, 5)
-        yield Segment(os.fsdecode(fields[5]).removeprefix(_SHM_PREFIX), int(fields[4]))
+        if f" {_SHM_PREFIX}".encode() in line:
+            yield int(line.split(None, 5)[4])
 
 
-def _opened(pid: int) -> Iterator[Segment]:
-    for target in _descriptors(pid):
-        if target.startswith(_SHM_PREFIX) and not target.endswith(" (deleted)"):
-            name = target.removeprefix(_SHM_PREFIX)
+def _opened(pid: int) -> Iterator[int]:
+    for path, target in _descriptors(pid):
+        if target.startswith(_SHM_PREFIX):
             try:
-                yield Segment(name, (SHM_DIR / name).lstat().st_ino)
+                yield os.stat(path).st_ino
             except OSError:
                 continue
 
 
-def _descriptors(pid: int) -> Iterator[str]:
+def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    """The open files of a process: where the kernel shows each, and what it is."""
     folder = f"{PROC}/{pid}/fd"
     try:
         numbers = os.listdir(folder)
@@ -188,7 +190,7 @@ def _descriptors(pid: int) -> Iterator[str]:
         return
     for number in numbers:
         try:
-            yield os.readlink(f"{folder}/{number}")
+            yield f"{folder}/{number}", os.readlink(f"{folder}/{number}")
         except OSError:
             continue
 

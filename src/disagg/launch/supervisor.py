@@ -334,7 +334,9 @@ class Supervisor:
         shown = "".join(f"\n    {line}" for line in lines) or "\n    (nothing)"
         message = f"{life.member.name} {reason}\n  Last lines of {log_file}:{shown}"
         kind = LaunchError if life.record.present and life.pid is not None else InstanceDiedError
-        return kind(message)
+        missing = "ModuleNotFoundError" in reason or "ImportError" in reason
+        hint = "\nA package is missing or broken: `disagg doctor` says which, and what cures it." if missing else None
+        return kind(message, hint=hint)
 
     def _view(self, life: _Life) -> View:
         record = life.record

@@ -20,8 +20,10 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 STORE_URL = r"^(lmcache|redis|rediss|mooncake)://[^/]+|^file:///.+"
 """What the URL of a KV store looks like."""
+ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""A text without control characters."""
 PLAIN_NAME = r"^[^\x00-\x1f\x7f-\x9f-][^\x00-\x1f\x7f-\x9f]*$"
-"""A text that can stand on a command line and in a log."""
+"""The same, and no engine takes it for a flag."""
 HOST_NAME = r"^[A-Za-z0-9:_]([A-Za-z0-9:_%-]|[.](?![.])){0,252}$"
 """An address or a host name: no spaces, no empty part."""
 _MAX_LABEL = 63
@@ -97,17 +99,26 @@ def name_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def plain_name(value: str) -> str:
-    """Check that a text can be passed to an engine.
+def one_line(value: str) -> str:
+    """Check that a text can stand on a command line and in a log.
 
     Raises:
-        ValueError: If it holds control characters, or would be taken for a flag.
+        ValueError: If it holds control characters.
+    """
+    if not re.fullmatch(ONE_LINE, value):
+        raise ValueError(f"{value[:60]!r} holds control characters; write it without")
+    return value
+
+
+def plain_name(value: str) -> str:
+    """Check that a text can be the value of an engine's flag.
+
+    Raises:
+        ValueError: If it holds control characters, or begins with a dash.
     """
     if value.startswith("-"):
         raise ValueError(f"{value[:60]!r} begins with a dash, as flags do; for a path write ./{value[:20]}")
-    if not re.fullmatch(PLAIN_NAME, value):
-        raise ValueError(f"{value[:60]!r} holds control characters; write it without")
-    return value
+    return one_line(value)
 
 
 def host_name(value: str) -> str:

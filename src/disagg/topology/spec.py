@@ -57,6 +57,11 @@ Name = Annotated[
     Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.PLAIN_NAME}),
     AfterValidator(forms.plain_name),
 ]
+Folder = Annotated[
+    str,
+    Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.ONE_LINE}),
+    AfterValidator(forms.one_line),
+]
 Host = Annotated[
     str,
     Field(min_length=1, json_schema_extra={"pattern": forms.HOST_NAME}),
@@ -272,7 +277,7 @@ class Topology(Spec):
     """Further environment variables for all engine processes."""
     allow_unknown_engine_args: bool = False
     """Pass engine flags through that this version does not know, instead of refusing them."""
-    log_dir: Name | None = None
+    log_dir: Folder | None = None
     """Folder for the instances' log files; one per run under the user's state directory if not given."""
     verbosity: Annotated[int, Field(ge=0, le=5)] = 0
     """How much the engines log (-v, -vv, -vvv)."""

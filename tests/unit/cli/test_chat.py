@@ -1,5 +1,6 @@
 """`disagg chat` against a scripted endpoint."""
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_a_conversation_remembers_its_turns_and_clear_forgets_them(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second question is sent with the first and its answer; after /clear only the system prompt is left."""
-    words = iter(["one", "two", "/clear", "three", "/exit"])
+    words = iter(["one", "two", "/clear", "/help", "three", "/exit"])
     talk = chat.Conversation(Endpoint(url), "tiny", {}, "be brief", Console(stderr=True))
     assert chat._interactive(talk, Console(stderr=True), lambda _: next(words)) == 0
     sent = [[m["content"] for m in body["messages"]] for body in _Script.bodies]
@@ -128,8 +129,63 @@ def test_nobody_there_says_how_to_go_on() -> None:
         list_models(Endpoint("http://127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://x", "", "http://"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:8000", "ftp://x", "", "http://", "http://x:99999", "http://[::1", "http://..", "http://a b"],
+)
 def test_an_address_that_is_none_is_named(address: str) -> None:
     """A missing scheme is a clear message, not a traceback."""
     with pytest.raises(BadRequestError, match="--url"):
         list_models(Endpoint(address))
+
+
+@pytest.mark.parametrize("key", ["s3cret\nX-Other: y", "s3cret☃"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """The library's own error would print it."""
+    monkeypatch.setenv("DISAGG_API_KEY", key)
+    assert main(["chat", "--url", url, "-m", "hello"]) == 2
+    err = capsys.readouterr().err
+    assert "DISAGG_API_KEY" in err
+    assert "s3cret" not in err
+
+
+def test_a_line_end_behind_the_key_does_no_harm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys come out of files."""
+    monkeypatch.setenv("DISAGG_API_KEY", "s3cret\n")
+    assert main(["chat", "--url", url, "-m", "hello"]) == 0
+    assert _Script.keys == ["Bearer s3cret"]
+
+
+@pytest.mark.parametrize("flag", ["--timeout=-1", "--timeout=nan", "--timeout=1e300", "--temperature=nan"])
+def test_numbers_that_are_none_are_refused(flag: str) -> None:
+    """As wrong flags, not as tracebacks of the socket."""
+    with pytest.raises(SystemExit) as left:
+        main(["chat", flag, "-m", "hello"])
+    assert left.value.code == 2
+
+
+def test_events_of_an_odd_shape_are_passed_over(url: str) -> None:
+    """Servers differ in what they leave null; text is shown, the rest is not a reason to fail."""
+    odd = [
+        b'{"choices":null,"usage":{"completion_tokens":"x"}}',
+        b'{"choices":[1,{"delta":null},{"delta":{"content":3}}]}',
+    ]
+    _Script.frames = [*odd, *GOOD]
+    stats = AnswerStats()
+    assert "".join(stream_chat(Endpoint(url), "tiny", [], {}, stats)) == "Paris"
+    assert stats.completion_tokens == 2
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lone surrogate, which JSON can carry, is in no encoding."""
+    _Script.frames = [b'{"choices":[{"delta":{"content":"a\\ud800b"}}]}', b"[DONE]"]
+    assert main(["chat", "--url", url, "-m", "hello"]) == 0
+    assert capsys.readouterr().out == "a\\ud800b\n"
+
+
+def test_a_question_that_is_not_text_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piping a binary file into the command is a clear error."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert main(["chat", "--url", url]) == 2

@@ -21,6 +21,8 @@ def test_ports_that_do_not_fit_are_refused_together() -> None:
     assert [p.where for p in caught.value.problems] == ["--port", "--side-channel-port"]
     with pytest.raises(ConfigError, match="--instances"):
         emulate.main(["--instances", "0"])
+    with pytest.raises(ConfigError, match="from 1 to 1000"):
+        emulate.main(["--instances", "100000", "--port", "0", "--side-channel-port", "0"])
 
 
 def test_help_shows_commands_that_work(capsys: pytest.CaptureFixture[str]) -> None:

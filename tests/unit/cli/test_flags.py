@@ -304,6 +304,23 @@ def test_a_commands_own_flags_are_taken_out() -> None:
     assert [p.where for p in caught.value.problems] == ["--config", "--dry-run", "--config"]
 
 
+@pytest.mark.parametrize("word", ["-", "---", "--=x", "-c/some/file"])
+def test_a_first_word_with_a_dash_is_not_a_model(word: str) -> None:
+    """A slip in a flag must not start engines with its spelling for a model."""
+    words = [word, "--prefill-replicas", "1", "--decode-replicas", "1"]
+    told = problems(*words, pair=False)
+    assert told == [f"{word}: is neither a flag nor a model; flags are written --name=value", told[-1]]
+    assert "model (--model): is required" in told[-1]
+
+
+def test_an_empty_value_of_a_commands_flag_is_none() -> None:
+    """`--config $FILE` without FILE."""
+    own = [CommandFlag("--config", takes_value=True)]
+    for argv in (["--config", ""], ["--config="]):
+        with pytest.raises(ConfigError, match="--config: needs a value"):
+            split_command_flags(argv, own)
+
+
 def test_a_slip_in_a_commands_own_flag_is_recognised() -> None:
     """The topology's flags are not the only ones that can have been meant."""
     with pytest.raises(ConfigError, match=r"--dryrun: unknown flag; did you mean --dry-run\?"):

@@ -38,7 +38,7 @@ def started(top: Topology, stage: Stage = Stage.PREFILL) -> EngineSettings:
     parser.add_argument("--side-channel-port", type=int)
     parser.add_argument("--engine-id")
     add_engine_arguments(parser)
-    args = parser.parse_args(process.argv[3:])
+    args = parser.parse_args(process.argv[4:])
     assert args.port == process.ports["http"] == 9900
     assert args.side_channel_port == process.ports.get("side-channel")
     return engine_settings(args, args.engine_id)
@@ -131,3 +131,16 @@ def test_wrong_flags_end_with_their_exit_code(caplog: pytest.LogCaptureFixture) 
     assert module.main(["--block-size", "0"]) == 2
     assert "--block-size" in caplog.text
     assert module.main(["--fault", "{"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"env": {"HF_TOKEN": "x"}}, "env.HF_TOKEN"),
+        ({"decode": {"env": {"MY_API_KEY": "x"}}}, "decode.env.MY_API_KEY"),
+    ],
+)
+def test_a_secret_in_a_topology_is_refused(fields: dict[str, Any], where: str) -> None:
+    """As for real engines: --print-config would show it."""
+    errors, _ = EmulatedAdapter().check(topology(**fields), [])
+    assert {p.where for p in errors} == {where}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from disagg.engines.emulated.engine import Engine
 from disagg.engines.emulated.handoff import LocalSide, RemoteKv, read_remote
 from disagg.engines.emulated.sequence import Sampling, Sequence, State
-from disagg.engines.emulated.settings import EngineSettings
+from disagg.engines.emulated.settings import EngineSettings, SimplePace
 from tests.unit.engines_emulated.running import SETTINGS
 
 SIDE = LocalSide("engine-a", "127.0.0.1", 1)
@@ -335,4 +336,33 @@ def test_settings_that_cannot_start_are_refused_with_all_reasons() -> None:
         replace(SMALL, num_blocks=15).checked()
     with pytest.raises(ConfigError) as caught:
         EngineSettings("m", ("m",), "e", block_size=0, max_num_seqs=0, lease_s=0).checked()
-    assert [p.where for p in caught.value.problems] == ["--block-size", "--max-num-seqs", "--lease"]
+    assert [p.where for p in caught.value.problems] == ["--block-size", "--max-num-seqs", "--kv-lease"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag"),
+    [
+        ({"num_blocks": 10**11}, "--num-blocks"),
+        ({"lease_s": float("nan")}, "--kv-lease"),
+        ({"lease_s": float("inf")}, "--kv-lease"),
+        ({"handshake_timeout_s": 0.0}, "--handshake-timeout"),
+        ({"transfer_s": -1.0}, "--transfer-time"),
+        ({"mean_output_tokens": -1}, "--mean-output-tokens"),
+    ],
+)
+def test_settings_with_which_time_or_memory_would_not_do_are_refused(fields: dict[str, Any], flag: str) -> None:
+    """A lease that is not a number never ends, and a pool that does not fit ends the process."""
+    from disagg.errors import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        replace(SMALL, **fields).checked()
+    assert [p.where for p in caught.value.problems] == [flag]
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_pace_that_is_none_is_refused(value: float) -> None:
+    """Steps of negative or endless length."""
+    from disagg.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"(?s)prefill-tokens-per-s.*decode-step"):
+        SimplePace(value, value).checked()

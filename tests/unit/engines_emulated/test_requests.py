@@ -120,6 +120,7 @@ MALFORMED: list[tuple[bytes, bytes | None, str, str | None]] = [
     (b'{"messages": [], "min_tokens": null}', JSON, "'type': 'int_type'", "body.min_tokens"),
     (b'{"messages": [], "seed": 99999999999999999999}', JSON, "'type': 'less_than_equal'", "body.seed"),
     (b'{"messages": "\xff"}', JSON, "There was an error parsing the body", None),
+    (b'{"max_tokens": ' + b"9" * 5000 + b"}", JSON, "There was an error parsing the body", None),
     (b"[]", JSON, "'type': 'model_attributes_type'", "body"),
     (b"{}", b"text/plain", "Unsupported Media Type: Only 'application/json' is allowed", None),
     (b"{}", None, "Unsupported Media Type", None),

@@ -370,6 +370,13 @@ async def test_a_taken_port_is_named() -> None:
             await Server(echo).start("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "a\0b"])
+async def test_a_host_that_is_none_is_a_clear_error(host: str) -> None:
+    """Whatever the resolver makes of it."""
+    with pytest.raises(PreparationError, match="Cannot listen on"):
+        await Server(echo).start(host, 0)
+
+
 async def test_ipv6_is_served() -> None:
     """An address with colons binds and answers."""
     server = Server(echo)

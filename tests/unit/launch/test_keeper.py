@@ -191,6 +191,23 @@ def test_a_killed_engine_is_reported_with_its_signal(kept: Callable[..., Kept]) 
     assert cleaned["removed"] == [shm]
 
 
+def test_semaphores_of_a_killed_engine_are_removed(kept: Callable[..., Kept]) -> None:
+    """Whoever would have unlinked them is dead as well."""
+    name = f"disagg-{uuid.uuid4().hex[:12]}"
+    code = (
+        f"import _multiprocessing, time; s = _multiprocessing.SemLock(1, 1, 1, '/{name}', False); "
+        "print('fake engine', 'serves', flush=True); time.sleep(60)"
+    )
+    keeper = kept((sys.executable, "-c", code))
+    events = keeper.events()
+    next(events)
+    keeper.wait_until_it_serves()
+    assert segment_exists(f"sem.{name}")
+    keeper.order("kill")
+    assert list(events)[-1]["removed"] == [f"sem.{name}"]
+    assert not segment_exists(f"sem.{name}")
+
+
 def test_shared_memory_that_another_process_uses_stays(kept: Callable[..., Kept]) -> None:
     """A segment is only removed when nobody is left who maps it."""
     shm = segment_name()
@@ -233,6 +250,26 @@ def test_a_command_that_does_not_exist_is_a_failed_start(kept: Callable[..., Kep
     assert "/no/such/engine" in events[0]["error"]
     assert keeper.process.wait(timeout=20) == 1
     assert not keeper.run_dir.exists()
+
+
+def test_an_engine_starts_although_its_log_folder_is_gone(tmp_path: Path, kept: Callable[..., Kept]) -> None:
+    """Old folders get cleaned away; a restart weeks later makes its own again."""
+    keeper = kept(("true",), "--log", str(tmp_path / "away" / "engine.log"))
+    assert [e["event"] for e in keeper.events()] == ["started", "died", "cleaned"]
+    assert "disagg starts prefill-0" in (tmp_path / "away" / "engine.log").read_text()
+
+
+@pytest.mark.parametrize("log", ["file/engine.log", "/dev/full"])
+def test_an_engine_starts_although_its_log_cannot_be_written(
+    tmp_path: Path, kept: Callable[..., Kept], log: str
+) -> None:
+    """A log is no reason not to serve: a path that is none, a full disk. The launcher is told."""
+    (tmp_path / "file").touch()
+    keeper = kept(("true",), "--log", str(tmp_path / log))
+    events = list(keeper.events())
+    assert [e["event"] for e in events] == ["unlogged", "started", "died", "cleaned"]
+    assert log in events[0]["error"]
+    assert events[2]["code"] == 0
 
 
 def test_cores_confine_the_engine_and_its_helpers(kept: Callable[..., Kept]) -> None:

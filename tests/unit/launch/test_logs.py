@@ -24,6 +24,10 @@ PREFIX = "(EngineCore pid=4711) ERROR 11-30 19:36:01 [core.py:1005]"
         ([f"{PREFIX} ValueError: no valid config"], "ValueError: no valid config"),
         (["torch.OutOfMemoryError: CUDA out of memory. Tried"], "torch.OutOfMemoryError: CUDA out of memory. Tried"),
         (["OSError: [Errno 98] Address already in use"], "OSError: [Errno 98] Address already in use"),
+        (
+            ["python3: Error while finding specification of 'a.b' (ModuleNotFoundError: No module named 'a')"],
+            "ModuleNotFoundError: No module named 'a'",
+        ),
         (["api_server.py: error: unrecognized arguments: --foo"], "error: unrecognized arguments: --foo"),
         (["Segmentation fault (core dumped)"], "Segmentation fault (core dumped)"),
         (
@@ -139,3 +143,24 @@ def test_the_record_of_a_run_is_replaced_as_a_whole(tmp_path: Path) -> None:
     run.write_record({"pid": 2})
     assert json.loads((tmp_path / "run.json").read_text()) == {"pid": 2}
     assert [f.name for f in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_log_that_cannot_be_read_has_no_lines_and_no_size(tmp_path: Path) -> None:
+    """Its folder may have become anything since the run began."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none.log", tmp_path / "file" / "x.log"):
+        assert tail(path, 5) == []
+        assert logs.size_of(path) == 0
+
+
+def test_a_log_cannot_disturb_the_terminal(tmp_path: Path) -> None:
+    """Neither colours nor window titles nor bells of an engine reach the user's screen."""
+    log = tmp_path / "x.log"
+    log.write_bytes(b"\x1b[31mred\x1b[0m\n\x1b]0;title\x07plain\tx\n")
+    assert tail(log, 5) == ["red", "\\x1b]0;title\\x07plain\tx"]
+
+
+def test_a_home_that_does_not_exist_is_named() -> None:
+    """`~someone/logs` of a user that is unknown is a clear message, not a traceback."""
+    with pytest.raises(PreparationError, match=r"~no-such-user-here/logs .*--log-dir"):
+        open_run_folder("~no-such-user-here/logs")

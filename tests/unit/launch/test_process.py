@@ -13,6 +13,7 @@ import pytest
 from disagg.engines.base import PlannedProcess
 from disagg.launch import procfs
 from disagg.launch.process import (
+    KeptProcess,
     Placement,
     describe_exit,
     environment,
@@ -103,3 +104,31 @@ async def test_a_sweep_ends_everything_with_the_mark() -> None:
     children = [marked_sleep(run) for _ in range(3)]
     assert await sweep(procfs.RUN_MARK, run) == 3
     assert [child.wait(timeout=20) for child in children] == [-signal.SIGKILL] * 3
+
+
+async def test_a_process_runs_although_its_log_cannot_be_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What became of the log folder since the last start does not keep an instance down."""
+
+    class Heard:
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def started(self, pid: int) -> None:
+            self.events.append("started")
+
+        def died(self, cause: str) -> None:
+            self.events.append(cause)
+
+        def cleaned(self) -> None:
+            self.events.append("cleaned")
+
+    (tmp_path / "file").touch()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    heard = Heard()
+    placement = Placement(tmp_path / "file" / "x.log", str(run_dir), 1.0, new_run_id(), uuid.uuid4().hex)
+    await KeptProcess(PlannedProcess("x", ("true",)), placement, heard).run()
+    assert heard.events == ["started", "exited with code 0", "cleaned"]
+    assert "x is not logged" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -83,6 +84,17 @@ def test_segments_are_seen_when_open_or_mapped(name: str, keep_open: bool) -> No
         assert segment(name) in procfs.segments_held_by([os.getpid()])
         held.close()
     assert segment(name) not in procfs.segments_held_by([os.getpid()])
+
+
+def test_a_semaphore_is_seen_although_it_shows_under_another_name() -> None:
+    """Engines that use multiprocessing have dozens; of a killed tree nobody else would remove them."""
+    before = procfs.segments()
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    made = procfs.segments() - before
+    mine = {s for s in made if s in procfs.segments_held_by([os.getpid()])}
+    assert len(mine) == 1
+    assert not set(procfs.remove_segments(mine)), "it is in use"
+    del semaphore
 
 
 def test_only_unused_segments_of_the_same_inode_are_removed(name: str) -> None:

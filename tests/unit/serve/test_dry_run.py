@@ -88,3 +88,13 @@ def test_the_curl_line_is_a_request() -> None:
     words = shlex.split(curl_line(deployment()))
     assert json.loads(words[-1])["model"] == "m"
     assert words[2] == "http://127.0.0.1:8000/v1/chat/completions"
+
+
+def test_a_plan_cannot_disturb_the_terminal() -> None:
+    """Values of variables may hold anything; line ends stay, escapes are shown."""
+    plan = deployment()
+    process = plan.processes[0]
+    odd = replace(process, env={"A": "\x1b[31mx\n"})
+    text = printed(render_table(replace(plan, processes=(odd,))))
+    assert "\\x1b[31mx" in text
+    assert "\x1b" not in text

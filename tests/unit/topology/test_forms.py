@@ -145,3 +145,24 @@ def test_numbers_in_an_environment_become_text() -> None:
     """`OMP_NUM_THREADS: 4` is what people write; true is not, since programs disagree about it."""
     assert forms.env_value(4) == "4"
     assert forms.env_value(True) is True
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\0", "\x1b[31m", "--evil", "-", "\x9b"])
+def test_a_name_can_stand_on_an_engines_command_line(value: str) -> None:
+    """A NUL cuts an argument short, an escape colours the terminal, a dash makes a flag of a value."""
+    with pytest.raises(ValueError, match=r"control characters|begins with a dash"):
+        forms.plain_name(value)
+    assert forms.plain_name("модель/x-1 [y]") == "модель/x-1 [y]"
+
+
+@pytest.mark.parametrize("value", ["not a host!!", " ", "a..b", ".", "x" * 64, "a\n", "-a", "http://x", "[::1]", "é"])
+def test_an_address_that_cannot_be_bound_is_told_before_the_start(value: str) -> None:
+    """Some of these would be a traceback from the resolver."""
+    with pytest.raises(ValueError, match="is no address"):
+        forms.host_name(value)
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1", "::1", "::", "0.0.0.0", "localhost", "a-b.example.", "fe80::1%eth0"])
+def test_addresses_are_left_as_they_are(value: str) -> None:
+    """Names, and both kinds of IP addresses."""
+    assert forms.host_name(value) == value

@@ -21,7 +21,7 @@ from disagg.engines.emulated.arguments import add_engine_arguments
 from disagg.engines.emulated.settings import Role
 from disagg.engines.findings import Findings, error, split, warning
 from disagg.engines.flags import base_name, flag_problem
-from disagg.engines.settings import flag_path, stage_settings
+from disagg.engines.settings import flag_path, is_secret, stage_settings
 from disagg.engines.vllm.adapter import VllmAdapter
 from disagg.engines.vllm.dialect import PullDialect
 from disagg.errors import Problem
@@ -180,6 +180,13 @@ def _findings(topology: Topology, table: FlagTable) -> Findings:
             if getattr(settings, field) is not None:
                 where = stage_path(topology, stage, field)
                 yield warning(where, "has no effect on an emulated engine")
+        pool = topology.pool(stage)
+        for name in settings.env:
+            if is_secret(name):
+                where = f"{stage}.env.{name}" if pool is not None and name in pool.env else f"env.{name}"
+                yield error(
+                    where, "a secret in a topology would be printed and stored; export it, engines inherit it"
+                )
         for flag, value in settings.engine_args.items():
             where = flag_path(topology, stage, flag)
             known = base_name(flag) in table.flags or base_name(flag) in table.reserved

@@ -110,8 +110,12 @@ def engine_settings(args: argparse.Namespace, engine_id: str | None = None) -> E
 
 
 def engine_pace(args: argparse.Namespace) -> SimplePace:
-    """How long steps take, as given."""
-    return SimplePace(args.prefill_tokens_per_s, args.decode_step)
+    """How long steps take, as given.
+
+    Raises:
+        ConfigError: If a time or rate is none.
+    """
+    return SimplePace(args.prefill_tokens_per_s, args.decode_step).checked()
 
 
 def engine_faults(args: argparse.Namespace) -> Faults:

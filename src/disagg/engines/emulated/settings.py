@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from disagg.errors import ConfigError, Problem
+
+MAX_BLOCKS = 4_000_000
+"""Blocks of one engine's KV pool: each costs some hundred bytes."""
 
 
 class Role(StrEnum):
@@ -44,6 +48,18 @@ class SimplePace:
         if prefill_tokens and self.prefill_tokens_per_s:
             seconds += prefill_tokens / self.prefill_tokens_per_s
         return seconds
+
+    def checked(self) -> SimplePace:
+        """This, if time could pass at it.
+
+        Raises:
+            ConfigError: With every value that does not fit, by flag.
+        """
+        values = {"--prefill-tokens-per-s": self.prefill_tokens_per_s, "--decode-step": self.decode_step_s}
+        problems = [p for flag, value in values.items() for p in _not_finite(flag, value)]
+        if problems:
+            raise ConfigError(problems)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +122,21 @@ class EngineSettings:
                     f"{-(-self.max_model_len // self.block_size)} blocks, or a smaller --max-model-len",
                 )
             )
-        if self.lease_s <= 0:
-            problems.append(Problem("--lease", f"{self.lease_s} is not a duration; give seconds above 0"))
+        if self.num_blocks > MAX_BLOCKS:
+            problems.append(
+                Problem("--num-blocks", f"{self.num_blocks} blocks do not fit into memory; at most {MAX_BLOCKS} do")
+            )
+        problems += _not_finite("--mean-output-tokens", self.mean_output_tokens)
+        problems += _not_finite("--kv-lease", self.lease_s, above_zero=True)
+        problems += _not_finite("--handshake-timeout", self.handshake_timeout_s, above_zero=True)
+        problems += _not_finite("--transfer-time", self.transfer_s)
         if problems:
             raise ConfigError(problems)
         return self
+
+
+def _not_finite(flag: str, value: float, *, above_zero: bool = False) -> list[Problem]:
+    """The problem of a number that has to be finite, and 0 or more, or above 0."""
+    if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
+        return []
+    return [Problem(flag, f"{value} does not fit; give a number {'above 0' if above_zero else 'from 0 up'}")]

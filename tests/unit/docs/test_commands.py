@@ -18,8 +18,8 @@ def _commands() -> list[tuple[str, list[str]]]:
     for page in PAGES:
         for block in _BLOCK.findall(page.read_text()):
             for line in block.replace("\\\n", " ").splitlines():
-                if re.match(r"(\.venv/bin/)?disagg ", line):
-                    found.append((page.name, shlex.split(line.split("    #")[0], comments=False)[1:]))
+                if command := re.match(r"(?:\$ )?(?:\.venv/bin/)?disagg (.*)", line):
+                    found.append((page.name, shlex.split(command[1].split("    #")[0])))
     return found
 
 

@@ -21,6 +21,9 @@ from disagg.topology.instances import Instance
 from disagg.topology.spec import Platform, Stage, Topology
 from disagg.units import format_id_group
 
+CPU_BLOCK_TOKENS = 32
+"""vLLM's attention on CPU works on this many tokens at once."""
+
 
 def check(topology: Topology, instances: Sequence[Instance], table: FlagTable) -> tuple[list[Problem], list[Problem]]:
     """Errors and warnings of a topology on vLLM, each once, in the order of the topology."""
@@ -87,6 +90,11 @@ def _limits(topology: Topology, stage: Stage, settings: StageSettings) -> Findin
     if chunk is not None and length is not None and chunk > length:
         where = where_set(topology, stage, "long-prefill-token-threshold")
         yield error(where, f"{chunk} prompt tokens per iteration are more than max_model_len {length}")
+    block = whole(flags, "block-size")
+    if topology.platform is Platform.CPU and block is not None and block % CPU_BLOCK_TOKENS:
+        # Seen with vLLM 0.32: 16 and 48 end the start, 32, 64, 128 and 256 work.
+        where = where_set(topology, stage, "block-size")
+        yield error(where, f"vLLM's attention on CPU takes KV blocks of a multiple of 32 tokens, not {block}")
     chunked = flags.get("enable-chunked-prefill")
     if chunked is False and tokens is not None and length is not None and tokens < length:
         where = where_set(topology, stage, "max-num-batched-tokens")

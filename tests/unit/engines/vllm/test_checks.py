@@ -42,6 +42,8 @@ def test_a_plain_pair_has_nothing_to_complain_about(platform: Platform) -> None:
         ({"link": {"transport": "shared-memory"}}, "link.transport", "NIXL"),
         ({"link": {"lease_s": 7.5}}, "link.lease_s", "write 8"),
         ({"kv_cache_dtype": "mxint8"}, "kv_cache_dtype", "Qualcomm's format"),
+        ({"block_size": 16}, "block_size", "multiple of 32 tokens, not 16"),
+        ({"engine_args": {"block-size": 48}}, "engine_args.block-size", "multiple of 32 tokens, not 48"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype", "no format of vLLM"),
         ({"quantization": "mxfp6"}, "quantization", "Qualcomm's weight format"),
         ({"decode": {"override_qaic_config": {"mos": 1}}}, "decode.override_qaic_config", "platform qaic"),
@@ -77,6 +79,11 @@ def test_what_cannot_work_is_an_error_at_its_place(fields: dict[str, Any], where
     """The problem names the field and says what to do."""
     found = check(pair(**fields))[0]
     assert [p.where for p in found if words in p.message][:1] == [where], found
+
+
+def test_accelerators_take_small_blocks() -> None:
+    """The limit is that of the attention on CPU."""
+    assert errors(pair(Platform.CUDA, block_size=16)) == []
 
 
 def test_a_device_group_has_to_match_the_parallel_shape_on_accelerators() -> None:

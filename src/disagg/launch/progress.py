@@ -38,6 +38,9 @@ _STYLES: Mapping[State, str] = {
     State.STOPPED: "dim",
     State.PLANNED: "dim",
 }
+# Process, level, time and source file in front of a log line: of no use to somebody who waits, and a file's name may
+# look like a phase.
+_PREFIX = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:[A-Z]+ )?\d\d-\d\d [\d:]+ \[[^\]]*\] ")
 # What engines write about a start, most advanced first; words that any of them uses.
 _PHASES = (
     ("warming up", re.compile(r"warm|captur|compil|profil", re.IGNORECASE)),
@@ -108,13 +111,13 @@ class Progress:
 
     def table(self) -> Table:
         """One row per member."""
-        table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+        table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
         for title in ("instance", "devices", "port", "state", "s"):
             table.add_column(title, justify="right" if title in ("port", "s") else "left", no_wrap=True)
         table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
         for view in self._views():
             row = self._rows[view.name]
-            last = next(iter(logs.tail(view.log, 1, view.log_start)), "")
+            last = message(next(iter(logs.tail(view.log, 1, view.log_start)), ""))
             if last.startswith(START_LINE):
                 last = ""
             saying = view.detail or (last if tells_log(view) else "")
@@ -127,6 +130,11 @@ class Progress:
         row = self._rows[name]
         port = "" if row.port is None else f", port {row.port}"
         return f" on {row.devices}{port}" if row.devices else port.removeprefix(",")
+
+
+def message(line: str) -> str:
+    """A log line without what its logger put in front."""
+    return _PREFIX.sub("", line)
 
 
 def words(view: View, last_line: str = "") -> str:

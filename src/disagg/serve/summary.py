@@ -24,7 +24,7 @@ def ready_summary(deployment: Deployment, folder: Path, seconds: float, first: s
     names = ", ".join(deployment.served_model_names)
     title = f"{deployment.shape} ready in {seconds:.1f} s"
     facts = {
-        "first": f"token {first}",
+        "1st token": first,
         "endpoint": f"{deployment.url}/v1",
         "model": names,
         "logs": str(folder),
@@ -41,6 +41,7 @@ def curl_line(deployment: Deployment) -> str:
         "model": deployment.served_model_names[0],
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 32,
+        "temperature": 0,
     }
     words = ["curl", "-s", f"{deployment.url}/v1/chat/completions"]
     return shlex.join([*words, "-H", "Content-Type: application/json", "-d", json.dumps(body)])

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from disagg.launch.instance import State
 from disagg.launch.member import View
-from disagg.launch.progress import Progress, Row, words
+from disagg.launch.progress import Progress, Row, message, words
 
 
 def view(state: State, log: Path, detail: str = "", seconds: float = 1.0, starts: int = 1) -> View:
@@ -43,6 +43,35 @@ def test_a_start_is_told_as_far_as_the_log_says(line: str, phase: str, tmp_path:
     """Minutes of waiting have a name."""
     assert words(view(State.STARTING, tmp_path), line) == phase
     assert words(view(State.STARTING, tmp_path, starts=2), line) == f"restarting, {phase}"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("(APIServer pid=1) INFO 11-30 20:34:51 [compilation.py:303] Enabled fusions", "Enabled fusions"),
+        ("INFO 11-30 20:34:51 [loader.py:3] Loading weights", "Loading weights"),
+        ("plain [text] stays", "plain [text] stays"),
+        ("", ""),
+    ],
+)
+def test_what_a_logger_puts_in_front_is_no_phase(line: str, text: str) -> None:
+    """The source file `compilation.py` does not mean that the engine compiles."""
+    assert message(line) == text
+
+
+def test_a_terminal_of_ordinary_width_keeps_state_and_seconds(tmp_path: Path) -> None:
+    """A long log line takes the room that is left, and no more."""
+    log = tmp_path / "x.log"
+    log.write_text("word " * 60)
+    progress = make(Console(file=io.StringIO()))
+    progress.follow(lambda: [view(State.STARTING, log, seconds=42.0)])
+    console = Console(file=io.StringIO(), width=80)
+    console.print(progress.table())
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    row = output.getvalue().splitlines()[1]
+    for part in ("prefill-0", "CPU cores 0", "9900", "starting", "42", "word word"):
+        assert part in row
 
 
 def test_every_state_has_words(tmp_path: Path) -> None:

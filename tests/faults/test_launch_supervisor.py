@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,20 @@ async def test_an_engine_that_never_answers_ends_the_launch_with_its_log(launch:
     with pytest.raises(LaunchError, match=r"within 0\.7 s") as caught:
         await run.supervisor.start()
     assert "fake engine starts" in str(caught.value)
+
+
+async def test_an_engine_whose_log_says_that_it_will_never_answer_ends_the_launch_at_once(
+    launch: Make, tmp_path: Path
+) -> None:
+    """vLLM goes on waiting after its handshake listener could not bind; nobody has to wait for the start limit."""
+    line = "Exception in thread nixl_handshake_listener:"
+    member = fake_member("prefill-0", Proof.NOTHING, tmp_path, "--say", line, "--hang-at-start")
+    pattern = re.compile("Exception in thread nixl_handshake_listener")
+    run = launch([replace(member, never_ready=pattern)], Limits(start_timeout_s=600))
+    with pytest.raises(LaunchError, match="will never be ready, although it runs") as caught:
+        async with asyncio.timeout(60):
+            await run.supervisor.start()
+    assert line in str(caught.value)
 
 
 async def test_an_engine_that_takes_no_kv_over_is_never_ready(launch: Make, tmp_path: Path) -> None:

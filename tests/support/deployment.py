@@ -49,8 +49,8 @@ class Deployment:
             used += count
             flags += [f"--{stage}-port", ",".join(map(str, mine))]
             self.engines[stage] = [f"http://127.0.0.1:{p}" for p in mine]
-        # The engines' side channels take a range of their own; one free port of the system is a fair guess.
-        flags += ["--side-channel-port", str(20_000 + ports[0] % 20_000)]
+        # Below the range from which the system takes ports for outgoing connections.
+        flags += ["--side-channel-port", str(20_000 + ports[0] % 12_000)]
         self.log = log
         self._mark = uuid.uuid4().hex
         self._shared_memory: set[str] = set()
@@ -74,7 +74,14 @@ class Deployment:
                     self._note_shared_memory()
                     return
             time.sleep(0.2)
-        raise AssertionError(f"not ready after {timeout_s} s:\n{self.output()}")
+        raise AssertionError(f"not ready after {timeout_s} s:\n{self.output()}\n{self._engine_logs()}")
+
+    def _engine_logs(self, lines: int = 40) -> str:
+        """The ends of the engines' logs, which a machine that is thrown away after the run does not keep."""
+        files = sorted({f for pid in self.pids() for f in _log_files(pid)})
+        return "\n".join(
+            f"--- {file}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) for file in files
+        )
 
     def all_ready(self) -> bool:
         """Whether every instance, not only one of each stage, takes traffic."""
@@ -146,6 +153,17 @@ class Deployment:
                 s.bind(("127.0.0.1", port))
         left_over = self._shared_memory & set(os.listdir("/dev/shm"))
         assert left_over == set(), f"shared memory left behind: {left_over}"
+
+
+def _log_files(pid: int) -> set[Path]:
+    found: set[Path] = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = descriptor.readlink()
+                if target.suffix == ".log" and target.exists():
+                    found.add(target)
+    return found
 
 
 @contextlib.contextmanager

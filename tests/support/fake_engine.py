@@ -26,6 +26,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--kv-dir", default="")
     parser.add_argument("--start-delay", type=float, default=0.0)
     parser.add_argument("--die", default="", help="print this and exit with code 3")
+    parser.add_argument("--say", default="", help="print this at the start")
     parser.add_argument("--hang-at-start", action="store_true")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--children", type=int, default=0, help="helpers, which ignore SIGTERM and detach")
@@ -108,6 +109,8 @@ def main() -> int:
     print("fake engine starts", flush=True)
     held = leave_segment(given.shm) if given.shm else None
     make_helpers(given.children)
+    if given.say:
+        print(given.say, flush=True)
     if given.hang_at_start:
         time.sleep(600)
     time.sleep(given.start_delay)

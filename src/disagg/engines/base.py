@@ -153,6 +153,8 @@ class ReadinessProbe:
             that select it (``name{label="value"}``); None if the engine has none.
         running: Gauge of requests that are being run.
         waiting: Gauge of requests that wait inside the engine.
+        never_ready: Regular expression for a log line after which a starting engine will never answer, although its
+            process goes on; None if no such line is known.
     """
 
     health_path: str
@@ -160,6 +162,7 @@ class ReadinessProbe:
     external_hits: str | None
     running: str
     waiting: str
+    never_ready: str | None = None
 
 
 Body = dict[str, msgspec.Raw]

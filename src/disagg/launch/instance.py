@@ -83,6 +83,14 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """The log of a starting process says that it will never answer, although it runs."""
+
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeBegan:
     """A handoff through this instance is being tried."""
 
@@ -131,7 +139,7 @@ class StopRequested:
 
 DeploymentEvent = Start | Tick | StopRequested
 """Events that concern the instance whatever its incarnation."""
-ProcessEvent = Answered | Silent | ProbeBegan | HandoffWorked | HandoffFailed | Died | Cleaned
+ProcessEvent = Answered | Silent | Stuck | ProbeBegan | HandoffWorked | HandoffFailed | Died | Cleaned
 """Events about one incarnation."""
 Event = DeploymentEvent | Spawned | ProcessEvent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,6 +32,7 @@ class Member:
         plan: Its process, given the incarnation and the private directory of a start.
         origin: Its HTTP server; None for a service, which is up when its ports accept connections.
         health_path: Answers 200 when it serves.
+        never_ready: A log line after which a starting process will never answer.
         ports: Its ports by purpose.
         devices: Its devices, for people.
         depends_on: Members that have to be ready before its first start.
@@ -44,6 +46,7 @@ class Member:
     ports: Mapping[str, int] = field(default_factory=dict)
     devices: str = ""
     depends_on: tuple[str, ...] = ()
+    never_ready: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

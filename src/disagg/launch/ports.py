@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from disagg.engines.base import PlannedProcess
 from disagg.errors import ConfigError, Problem
@@ -44,6 +45,34 @@ def check_ports(processes: Sequence[PlannedProcess], endpoint: Mapping[str, int]
         raise ConfigError(problems)
 
 
+@contextmanager
+def reserved_ports(processes: Sequence[PlannedProcess]) -> Iterator[None]:
+    """Keep the planned ports from everybody but the processes that they are planned for.
+
+    An engine opens its side channel half a minute after its start. Until then the system may give the port to any
+    program's outgoing connection, and vLLM's handshake listener, which then cannot bind, leaves its engine waiting
+    for ever. A socket that is bound but does not listen prevents that on Linux, and does not hinder the process that
+    listens there with SO_REUSEADDR, as engines do; it also keeps the port while an engine restarts.
+
+    Args:
+        processes: What is going to start.
+
+    Raises:
+        ConfigError: Naming every port that was taken after it had been looked at.
+    """
+    with ExitStack() as stack:
+        problems: list[Problem] = []
+        for process in processes:
+            for purpose, port in process.ports.items():
+                holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                error = _bind(holder, port)
+                if error is not None:
+                    problems.append(Problem(f"{process.name} {purpose}", f"port {port} cannot be had: {error}"))
+        if problems:
+            raise ConfigError(problems)
+        yield
+
+
 def taken_ports(ports: Iterable[int]) -> dict[int, str]:
     """Which of the ports cannot be listened on now.
 
@@ -62,12 +91,16 @@ def taken_ports(ports: Iterable[int]) -> dict[int, str]:
 
 
 def _bind_error(port: int) -> OSError | None:
-    """Try the wildcard address: it clashes with a listener on any address of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier run that linger in TIME_WAIT are no obstacle.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - bound for an instant, never listened on
-        except OSError as error:
-            return error
+        return _bind(probe, port)
+
+
+def _bind(holder: socket.socket, port: int) -> OSError | None:
+    """Take the wildcard address: it clashes with a listener on any address of this machine."""
+    # As servers do: connections of an earlier run that linger in TIME_WAIT are no obstacle.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind(("0.0.0.0", port))  # noqa: S104 - bound, never listened on
+    except OSError as error:
+        return error
     return None

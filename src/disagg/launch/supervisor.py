@@ -26,11 +26,13 @@ from disagg.launch.instance import (
     Kill,
     Limits,
     Record,
+    Silent,
     Spawn,
     Spawned,
     Start,
     State,
     StopRequested,
+    Stuck,
     Terminate,
 )
 from disagg.launch.logs import RunFolder
@@ -290,8 +292,17 @@ class Supervisor:
             self._client,
             self._settings.rhythm,
             lambda: self._lives[name].record,
-            lambda event: self.feed(name, event),
+            lambda event: self._heard(life, event),
         )
+
+    def _heard(self, life: _Life, event: Event) -> None:
+        pattern = life.member.never_ready
+        if pattern is not None and isinstance(event, Silent) and life.record.state is State.STARTING:
+            lines = logs.tail(self._settings.folder.log_file(life.member.name), 200, life.log_start)
+            if any(pattern.search(line) for line in lines):
+                cause = logs.likely_cause(lines) or "see its log"
+                event = Stuck(event.incarnation, f"will never be ready, although it runs: {cause}")
+        self.feed(life.member.name, event)
 
     async def _next_change(self) -> None:
         self._changed.clear()

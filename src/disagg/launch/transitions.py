@@ -40,6 +40,7 @@ from disagg.launch.instance import (
     Start,
     State,
     StopRequested,
+    Stuck,
     Terminate,
     Tick,
 )
@@ -88,6 +89,9 @@ def _on_process(record: Record, event: ProcessEvent, now: float, limits: Limits)
             step = _answered(record, now), ()
         case Silent(_, reason):
             step = _silent(record, reason, now, limits)
+        case Stuck(_, reason):
+            if record.state is State.STARTING:
+                step = _hopeless(record, reason, now)
         case ProbeBegan():
             if record.state is State.HEALTHY:
                 step = _move(record, State.VERIFYING, now, record.detail), ()
@@ -138,7 +142,10 @@ def _tick(record: Record, now: float, limits: Limits) -> Step:
 
 
 def _late(record: Record, now: float, limits: Limits) -> Step:
-    reason = f"gave no good answer to its health check within {limits.start_timeout_s:g} s"
+    return _hopeless(record, f"gave no good answer to its health check within {limits.start_timeout_s:g} s", now)
+
+
+def _hopeless(record: Record, reason: str, now: float) -> Step:
     if record.was_ready:
         return _restart(record, reason, now)
     return replace(_move(record, State.FAILED, now, reason), due=None), (Kill(), Abort(reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from disagg.engines.base import PlannedProcess
@@ -16,7 +17,8 @@ from disagg.topology.spec import Stage, Topology
 
 def members(deployment: Deployment) -> list[Member]:
     """All processes of a deployment, services first."""
-    health_path = deployment.adapter.probe().health_path
+    probe = deployment.adapter.probe()
+    never_ready = re.compile(probe.never_ready) if probe.never_ready else None
     planned = {process.name: process for process in deployment.processes}
     found = [
         Member(s.name, Proof.NOTHING, _always(s), ports=s.ports, devices=s.devices, depends_on=s.depends_on)
@@ -29,10 +31,11 @@ def members(deployment: Deployment) -> list[Member]:
             proof_of(deployment.topology, instance.stage),
             _planner(deployment, instance),
             Origin.parse(instance.url),
-            health_path,
+            probe.health_path,
             process.ports,
             process.devices,
             process.depends_on,
+            never_ready,
         )
         found.append(member)
     return found

@@ -19,6 +19,7 @@ from disagg.http.client import Client
 from disagg.http.limits import ClientLimits
 from disagg.launch.instance import Limits
 from disagg.launch.logs import RunFolder, open_run_folder
+from disagg.launch.ports import reserved_ports
 from disagg.launch.process import lost_processes
 from disagg.launch.progress import Progress, Row
 from disagg.launch.supervisor import Settings, Supervisor
@@ -79,7 +80,7 @@ def run(topology: Topology, adapter: EngineAdapter, model: str, ui: Ui) -> int:
     for warning in deployment.warnings:
         ui.console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
     folder = open_run_folder(topology.log_dir)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, reserved_ports(deployment.processes):
         return runner.run(_Session(deployment, folder, ui, began).serve())
 
 

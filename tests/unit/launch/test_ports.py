@@ -9,7 +9,7 @@ import pytest
 
 from disagg.engines.base import PlannedProcess
 from disagg.errors import ConfigError
-from disagg.launch.ports import check_ports, taken_ports
+from disagg.launch.ports import check_ports, reserved_ports, taken_ports
 from tests.support.launch_fakes import free_port
 
 
@@ -63,3 +63,45 @@ def test_closed_connections_of_an_earlier_run_are_no_obstacle() -> None:
         accepted.close()
         client.close()
     assert taken_ports([port]) == {}
+
+
+def test_a_reserved_port_is_for_its_engine_alone() -> None:
+    """Until its engine listens there, the system gives it to no other socket, and the engine can still have it."""
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        port = free_port_unreserved()
+        with reserved_ports([process("prefill-0", side=port)]):
+            with pytest.raises(OSError, match="in use"):
+                socket.create_connection(peer.getsockname(), source_address=("127.0.0.1", port))
+            with socket.create_server(("127.0.0.1", port)) as engine:
+                socket.create_connection(engine.getsockname()).close()
+        with socket.create_connection(peer.getsockname(), source_address=("127.0.0.1", port)) as outgoing:
+            assert outgoing.getsockname()[1] == port
+
+
+def test_a_reserved_port_is_still_its_engines_after_a_restart() -> None:
+    """Connections of the engine's earlier start are no obstacle for the next one."""
+    port = free_port_unreserved()
+    with reserved_ports([process("prefill-0", http=port)]):
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", port)) as engine:
+                client = socket.create_connection(engine.getsockname())
+                accepted, _ = engine.accept()
+                accepted.close()
+                client.close()
+
+
+def test_a_port_that_was_taken_in_between_is_named() -> None:
+    """What got the port after the look at all ports is an error of the configuration like before it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=f"port {port} cannot be had"),
+            reserved_ports([process("d", http=port)]),
+        ):
+            pytest.fail("it was taken")
+
+
+def free_port_unreserved() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

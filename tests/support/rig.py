@@ -12,7 +12,7 @@ from typing import Any
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, State
-from disagg.topology.spec import Router as RouterSpec
+from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 from tests.support.mock_engine import FakeDialect, MockEngine, decoded, prefilled
 from tests.support.wire import metric

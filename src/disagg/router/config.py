@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from disagg.topology.spec import Router as RouterSpec
+from disagg.topology.router_spec import Router as RouterSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from disagg.router.intake import Intake
 from disagg.router.legs import Failure, Leg, Legs
 from disagg.router.record import Path, Record
 from disagg.router.relay import hide_internal, is_event_stream, relayed_headers
-from disagg.topology.spec import Router as RouterSpec
+from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
 # Requests that were on this many engines when those died are not given to another one.

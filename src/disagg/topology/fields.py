@@ -17,7 +17,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from disagg.topology.spec import Groups, Ports, Stage, Topology
+from disagg.topology.spec import Stage, Topology
+from disagg.topology.values import Groups, Ports
 
 
 class Kind(StrEnum):

@@ -24,6 +24,8 @@ _POOL_NAMES: Mapping[str, tuple[str, ...]] = {
     "parallel.context": ("cp", "context-parallel-size"),
 }
 _NAMES: Mapping[str, tuple[str, ...]] = {
+    "router.workers": ("router-workers",),
+    "link.dialect": ("kv-dialect", "link-dialect"),
     "link.side_channel_port": ("side-channel-port", "link-side-channel-port"),
     "link.handoff_port": ("kv-handoff-port", "kv-handOff-port", "handoff-port"),
     "link.handoff_store_mb": ("handoff-store-mb",),

@@ -10,9 +10,29 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, Field
 
 from disagg.topology import forms
+from disagg.topology.router_spec import Router
+from disagg.topology.values import (
+    Count,
+    EngineArgs,
+    Env,
+    Folder,
+    Groups,
+    Host,
+    KvCacheDtype,
+    Name,
+    Names,
+    Port,
+    Ports,
+    QaicConfig,
+    Rate,
+    Seconds,
+    Spec,
+    SpeculativeConfig,
+    Tokens,
+)
 
 
 class Stage(StrEnum):
@@ -33,78 +53,6 @@ class Platform(StrEnum):
     ROCM = "rocm"
     QAIC = "qaic"
     EMULATED = "emulated"
-
-
-_SUFFIXED = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?[kKmMgG]$")]
-
-Port = Annotated[int, Field(ge=1, le=65535)]
-Ports = Annotated[
-    tuple[Port, ...],
-    Field(min_length=1),
-    BeforeValidator(forms.port_list, json_schema_input_type=tuple[Port, ...] | Port | str),
-]
-Group = Annotated[
-    str,
-    BeforeValidator(forms.device_group, json_schema_input_type=str | int | tuple[Annotated[int, Field(ge=0)], ...]),
-]
-Groups = Annotated[
-    tuple[Group, ...],
-    Field(min_length=1),
-    BeforeValidator(forms.group_list, json_schema_input_type=tuple[Group, ...] | Group),
-]
-Name = Annotated[
-    str,
-    Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.PLAIN_NAME}),
-    AfterValidator(forms.plain_name),
-]
-Folder = Annotated[
-    str,
-    Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.ONE_LINE}),
-    AfterValidator(forms.one_line),
-]
-Host = Annotated[
-    str,
-    Field(min_length=1, json_schema_extra={"pattern": forms.HOST_NAME}),
-    AfterValidator(forms.host_name),
-]
-Names = Annotated[
-    tuple[Name, ...],
-    Field(min_length=1),
-    BeforeValidator(forms.name_list, json_schema_input_type=tuple[Name, ...] | Name),
-]
-Count = Annotated[
-    int,
-    Field(ge=1, le=1_000_000),
-    BeforeValidator(forms.whole_number, json_schema_input_type=Annotated[int, Field(ge=1, le=1_000_000)] | _SUFFIXED),
-]
-Tokens = Annotated[
-    int,
-    Field(ge=1, le=100_000_000),
-    BeforeValidator(
-        forms.whole_number, json_schema_input_type=Annotated[int, Field(ge=1, le=100_000_000)] | _SUFFIXED
-    ),
-]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Rate = Annotated[float, Field(gt=0, le=1_000_000)]
-JsonMap = dict[str, JsonValue]
-SpeculativeConfig = Annotated[JsonMap, BeforeValidator(forms.json_map, json_schema_input_type=JsonMap | str)]
-QaicConfig = Annotated[JsonMap, BeforeValidator(forms.qaic_config, json_schema_input_type=JsonMap | str)]
-EngineArgs = dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")], JsonValue]
-Env = dict[
-    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,199}$")],
-    Annotated[
-        str,
-        Field(pattern=r"^[^\x00]*$"),
-        BeforeValidator(forms.env_value, json_schema_input_type=str | int),
-    ],
-]
-KvCacheDtype = Literal["auto", "bf16", "fp16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "mxint8", "float16", "bfloat16"]
-
-
-class Spec(BaseModel):
-    """Base of all parts of a topology: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class ParallelShape(Spec):
@@ -155,9 +103,9 @@ class Pool(Spec):
     speculative_config: SpeculativeConfig | None = None
     """Speculative decoding settings as the engine takes them, a JSON object. On decode: proposals are made and
     verified there."""
-    engine_args: EngineArgs = {}
+    engine_args: EngineArgs = Field(default_factory=dict)
     """Further flags of the engine for this stage, without the leading dashes."""
-    env: Env = {}
+    env: Env = Field(default_factory=dict)
     """Further environment variables for this stage's processes."""
 
 
@@ -166,6 +114,12 @@ class Link(Spec):
 
     transport: Literal["auto", "nixl", "shared-memory"] = "auto"
     """What moves the bytes; auto takes the platform's own."""
+    dialect: Literal["auto", "nixl-pull", "nixl-push", "mooncake", "lmcache", "sglang"] = "auto"
+    """The protocol in which prefill and decode are told of each other's KV; auto takes the engine's own."""
+    bootstrap_port: Port = 8998
+    """First port of the range for bootstrap servers of prefill instances (Mooncake, SGLang)."""
+    kv_events_port: Port = 5557
+    """First port of the range in which engines publish KV events, where a policy listens to them."""
     bandwidth_gbps: Rate | None = None
     """Bandwidth in Gbit/s for projection and simulation; not needed to serve."""
     latency_s: Annotated[float, Field(ge=0, le=60)] | None = None
@@ -193,35 +147,6 @@ class KvStore(Spec):
     """Tokens per stored chunk."""
     capacity_gb: Rate | None = None
     """Size of the first tier."""
-
-
-class Router(Spec):
-    """The one endpoint in front of the pools."""
-
-    prefill_policy: Literal["round-robin", "least-loaded"] = "least-loaded"
-    """How the prefill instance of a request is chosen."""
-    decode_policy: Literal["round-robin", "least-loaded"] = "least-loaded"
-    """How the decode instance of a request is chosen."""
-    request_timeout_s: Seconds = 1800.0
-    """The longest that a request may take, from its first byte to its last."""
-    connect_timeout_s: Seconds = 5.0
-    """Time to connect to an instance."""
-    prefill_timeout_s: Seconds = 600.0
-    """Time for a prefill leg, queueing included."""
-    first_token_timeout_s: Seconds = 60.0
-    """Time from sending the decode leg to its first byte."""
-    idle_timeout_s: Seconds = 120.0
-    """The longest silence inside a stream."""
-    retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """How often a request is tried again on other instances before the client has seen a byte."""
-    max_body_bytes: Annotated[int, Field(ge=1024, le=4 * 1024**3)] = 64 * 1024**2
-    """Largest request body."""
-    max_in_flight: Count = 32_768
-    """Requests at once; one more is refused with 429."""
-    strict: bool = False
-    """Refuse what cannot take the disaggregated path, instead of serving it on the decode side alone."""
-    drain_timeout_s: Seconds = 30.0
-    """How long a stop waits for requests that are under way."""
 
 
 class Topology(Spec):
@@ -271,9 +196,9 @@ class Topology(Spec):
     """Where default sampling parameters come from; `vllm` ignores the model's generation_config.json."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """Random seed of the engines."""
-    engine_args: EngineArgs = {}
+    engine_args: EngineArgs = Field(default_factory=dict)
     """Further flags of the engine for all stages, without the leading dashes."""
-    env: Env = {}
+    env: Env = Field(default_factory=dict)
     """Further environment variables for all engine processes."""
     allow_unknown_engine_args: bool = False
     """Pass engine flags through that this version does not know, instead of refusing them."""

@@ -8,7 +8,7 @@ import pytest
 
 from disagg.errors import ConfigError
 from disagg.policy.registry import POLICIES, make_policy
-from disagg.topology.spec import Router
+from disagg.topology.router_spec import Router
 
 
 def test_an_unknown_policy_names_the_known_ones_and_the_place() -> None:

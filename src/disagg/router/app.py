@@ -23,12 +23,15 @@ from disagg.http.messages import Answer, Request, error_answer, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.policy.base import Policy
+from disagg.policy.breaker import BreakerRules
 from disagg.policy.registry import make_policy
+from disagg.router.breaker import Breakers
+from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, Member
 from disagg.router.handoff import Journey, Route
 from disagg.router.intake import PASSED_ON, public_id, read_intake
-from disagg.router.legs import Legs
+from disagg.router.legs import Books, Legs
 from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
 from disagg.router.record import Outcome, Record
@@ -77,7 +80,10 @@ class Router:
         self._dialect = dialect
         self._clocks = clocks or Clocks()
         self._names = frozenset(config.served_model_names)
-        legs = Legs(fleet, self.client, _policies(config), self.metrics, self._clocks.monotonic)
+        rules = BreakerRules(spec.breaker_failures, spec.breaker_open_s, spec.breaker_max_open_s)
+        self._budget = RetryBudget(spec.retry_budget)
+        books = Books(self.metrics, Breakers(rules, fleet, self.metrics), self._budget, self._clocks.monotonic)
+        legs = Legs(fleet, self.client, _policies(config), books)
         self._route = Route(
             legs=legs,
             dialect=dialect,
@@ -148,6 +154,7 @@ class Router:
         metrics, now = self.metrics, self._clocks.monotonic
         record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), api, now())
         metrics.in_flight += 1
+        self._budget.request(record.started_at)
         try:
             if metrics.in_flight > self.config.spec.max_in_flight:
                 raise OverloadedError(

@@ -52,7 +52,7 @@ class Delivery:
             stream that fails later ends with an error event.
         """
         response, respond = stream.response, self._respond
-        relay = EventRelay(lambda data: self._write(response, data))
+        relay = EventRelay(lambda data: self._write(stream, data))
         respond.on_flow(lambda writable: response.resume() if writable else response.pause())
         with stream.leg as leg:
             try:
@@ -64,19 +64,20 @@ class Delivery:
             if not (relay.ended or relay.saw_error):
                 end = UpstreamProtocolError("the stream ended without data: [DONE].")
                 return self._break_off(relay, leg.fail(end))
-            leg.outcome = "broken" if relay.saw_error else "ok"
+            leg.outcome = "ok" if not relay.saw_error else "refused" if relay.refused else "broken"
         if relay.saw_error:
             self._record.outcome = Outcome.BROKEN
             self._record.detail = f"{leg.member.name} put an error into its stream"
         respond.finish(relay.rest())
         return None
 
-    def _write(self, response: Response, data: bytes) -> None:
+    def _write(self, stream: Stream, data: bytes) -> None:
         respond = self._respond
         if respond.started:
             respond.write(data)
             return
-        record = self._record
+        record, response = self._record, stream.response
+        stream.leg.served()
         record.first_byte_at = self._now()
         record.status = response.status
         respond.start(response.status, [*record.headers(), *relayed_headers(response.headers)], first=data)

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from disagg.http.origin import Origin
 from disagg.policy.base import Snapshot
+from disagg.policy.breaker import Breaker
 from disagg.topology.spec import Stage
 
 
@@ -39,9 +40,22 @@ class Member:
         engine_id: What the engine calls itself in handles, if that is known before the first one.
         state: What it can be given.
         in_flight: Requests that the router has open on it.
+        breaker: Its circuit breaker; None until it has failed once.
+        held: It works too badly to be chosen, although it is ready.
     """
 
-    __slots__ = ("_snapshot", "engine_id", "in_flight", "incarnation", "name", "origin", "stage", "state")
+    __slots__ = (
+        "_snapshot",
+        "breaker",
+        "engine_id",
+        "held",
+        "in_flight",
+        "incarnation",
+        "name",
+        "origin",
+        "stage",
+        "state",
+    )
 
     def __init__(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None) -> None:
         self.name = name
@@ -51,12 +65,20 @@ class Member:
         self.engine_id = engine_id
         self.state = State.STARTING
         self.in_flight = 0
+        self.breaker: Breaker | None = None
+        self.held = False
         self._snapshot: Snapshot | None = None
 
     def set_state(self, state: State) -> None:
         """Change what it can be given."""
         self.state = state
         self._snapshot = None
+
+    def hold(self, held: bool) -> None:
+        """Keep it out of the choice, or let it in again."""
+        if held is not self.held:
+            self.held = held
+            self._snapshot = None
 
     def count(self, change: int) -> None:
         """A request was opened (1) or closed (-1)."""
@@ -71,7 +93,7 @@ class Member:
     def snapshot(self) -> Snapshot:
         """What policies see."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(self.name, self.state is State.READY, self.in_flight)
+            self._snapshot = Snapshot(self.name, self.state is State.READY and not self.held, self.in_flight)
         return self._snapshot
 
     @property

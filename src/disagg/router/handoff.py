@@ -154,7 +154,6 @@ class Journey:
             if not self._may_retry(failure):
                 return self._give_up(failure)
             self._record.retries += 1
-            self._legs.metrics.retried(failure.stage)
 
     def _may_retry(self, failure: Failure) -> bool:
         self._crashes += failure.crashed
@@ -167,6 +166,7 @@ class Journey:
             and self._record.retries < self._route.spec.retries
             and self._crashes < _MAX_CRASHES
             and self._legs.now() < self._ends_at
+            and self._legs.take_retry(failure.stage)
         )
 
     def _give_up(self, failure: Failure) -> Answer:
@@ -281,7 +281,8 @@ class Journey:
                     )
                 handoff.used = True
 
-        leg = self._legs.open(member)
+        source = (handoff.member, handoff.since) if handoff is not None else ()
+        leg = self._legs.open(member, *source)
         keep_open = False
         try:
             response = await self._legs.send(leg, outgoing, self._decode_times(), spend_handle)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Self
+from math import inf
+from typing import NamedTuple, Self
 
 from disagg.errors import DisaggError, UpstreamError, UpstreamTimeoutError
 from disagg.http.client import Client
@@ -13,6 +14,8 @@ from disagg.http.messages import Answer
 from disagg.http.origin import Outgoing
 from disagg.http.response import Response
 from disagg.policy.base import Facts, Policy, choose
+from disagg.router.breaker import Breakers
+from disagg.router.budget import RetryBudget
 from disagg.router.fleet import Fleet, Member
 from disagg.router.metrics import Metrics
 from disagg.router.relay import hide_internal, relayed_headers
@@ -20,6 +23,9 @@ from disagg.topology.spec import Stage
 
 # 500 is what an engine that has died answers; vLLM gives the same 500 when KV could not be fetched.
 _RETRIED = frozenset({500, 502, 503, 504})
+# Outcomes that count against an instance, and those of them that the other end of a handover may have caused.
+_BAD = frozenset({"failed", "timeout", "broken", "unreachable", "no-handle", "foreign-engine"})
+_SHARED = frozenset({"failed", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +54,61 @@ class Failure:
     answer: Answer | None = None
 
 
+class Books(NamedTuple):
+    """Where legs are written down.
+
+    Attributes:
+        metrics: What is counted.
+        breakers: Who is left out for its failures.
+        budget: How often failed requests may be tried again.
+        now: Monotonic seconds.
+    """
+
+    metrics: Metrics
+    breakers: Breakers
+    budget: RetryBudget
+    now: Callable[[], float]
+
+
 class Leg:
-    """An open call. Closing it, once or more often, closes the connection if the answer is not complete."""
+    """An open call. Closing it, once or more often, closes the connection if the answer is not complete.
 
-    __slots__ = ("_closed", "_metrics", "_now", "_started_at", "member", "outcome", "response", "sent")
+    Attributes:
+        member: Where it goes.
+        response: The answer, once it has begun.
+        outcome: How it ended.
+        sent: The request has left.
+        works: The client has been passed something of the answer.
+    """
 
-    def __init__(self, member: Member, metrics: Metrics, now: Callable[[], float]) -> None:
+    __slots__ = (
+        "_books",
+        "_closed",
+        "_ends_at",
+        "_source",
+        "_source_since",
+        "_started_at",
+        "_trial",
+        "member",
+        "outcome",
+        "response",
+        "sent",
+        "works",
+    )
+
+    def __init__(self, books: Books, member: Member, source: Member | None, source_since: float) -> None:
         self.member = member
         self.response: Response | None = None
         self.outcome = "cancelled"
         self.sent = False
-        self._metrics = metrics
-        self._now = now
-        self._started_at = now()
+        self.works = False
+        self._books = books
+        self._source = source
+        self._source_since = source_since
+        self._started_at = now = books.now()
+        self._ends_at = inf
         self._closed = False
+        self._trial = books.breakers.began(member, now)
         member.count(1)
 
     def __enter__(self) -> Self:
@@ -77,8 +124,38 @@ class Leg:
         self._closed = True
         if self.response is not None:
             self.response.close()
-        self.member.count(-1)
-        self._metrics.leg_ended(self.member.stage, self.member.name, self.outcome, self._now() - self._started_at)
+        books, member = self._books, self.member
+        member.count(-1)
+        now = books.now()
+        books.metrics.leg_ended(member.stage, member.name, self.outcome, now - self._started_at)
+        self._judge(now)
+
+    def limit(self, total_s: float) -> None:
+        """It is sent, and may last so many seconds."""
+        self._ends_at = self._books.now() + total_s
+
+    def served(self) -> None:
+        """Its answer is good so far: the instance works, and so does the one whose KV it used."""
+        self.works = True
+        breakers = self._books.breakers
+        breakers.succeeded(self.member, self._started_at)
+        if self._source is not None:
+            breakers.succeeded(self._source, self._source_since)
+
+    def _judge(self, now: float) -> None:
+        """Tell the breakers what this leg shows."""
+        breakers, member = self._books.breakers, self.member
+        feeds_decode = member.stage is Stage.PREFILL
+        if self.outcome == "ok":
+            # What prefill has made is proved when decode has used it.
+            if not (self.works or feeds_decode):
+                self.served()
+        elif self.outcome in _BAD and not (self.works and now >= self._ends_at):
+            # The exception: a stream that lasted as long as a request may is nobody's fault.
+            shared = self.outcome in _SHARED and not self.works
+            breakers.failed(member, self._started_at, now, self._source if shared else None)
+        if self._trial:
+            breakers.trial_over(member, now, verdict_follows=feeds_decode and self.outcome == "ok")
 
     def fail(self, error: UpstreamError) -> Failure:
         """What an error of the connection means."""
@@ -95,7 +172,7 @@ class Leg:
     def refuse(self, response: Response, body: bytes) -> Failure:
         """What an engine's answer other than 200 means. Its status, type and message are kept."""
         status = response.status
-        self.outcome = "refused" if status < 500 else "failed"
+        self.outcome = "failed" if status in _RETRIED else "refused"
         answer = Answer(status, hide_internal(body), tuple(relayed_headers(response.headers)))
         return Failure(
             self.member.stage,
@@ -114,17 +191,15 @@ class Legs:
         fleet: Who is there.
         client: Connections to them.
         policies: How an instance of a stage is chosen.
-        metrics: Where legs are counted.
-        now: Monotonic seconds.
+        books: Where they are written down.
     """
 
-    def __init__(
-        self, fleet: Fleet, client: Client, policies: dict[Stage, Policy], metrics: Metrics, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, fleet: Fleet, client: Client, policies: dict[Stage, Policy], books: Books) -> None:
         self.fleet = fleet
         self.client = client
-        self.metrics = metrics
-        self.now = now
+        self.metrics = books.metrics
+        self.now = books.now
+        self._books = books
         self._policies = policies
         self._turns = dict.fromkeys(Stage, 0)
 
@@ -138,21 +213,42 @@ class Legs:
         """
         turn = self._turns[stage]
         self._turns[stage] = turn + 1
+        breakers = self._books.breakers
+        if breakers.any_tripped:
+            breakers.look(self.now())
         snapshots = self.fleet.snapshots(stage)
         facts = Facts(turn)
         policy = self._policies[stage]
         chosen = choose(policy, snapshots, facts, {*avoided, *excluded}) if avoided or excluded else None
         if chosen is None:
             chosen = choose(policy, snapshots, facts, excluded)
+        if chosen is None and breakers.any_tripped:
+            chosen = choose(policy, breakers.all_ready(stage), facts, excluded)
+            if chosen is not None:
+                self.metrics.breaker_overridden(stage)
         return self.fleet.get(chosen.name) if chosen is not None else None
 
     def can_pick(self, stage: Stage, excluded: Collection[str]) -> bool:
         """Whether `pick` would find an instance."""
         return any(m.ready and m.name not in excluded for m in self.fleet.members(stage))
 
-    def open(self, member: Member) -> Leg:
-        """Begin a leg; the caller closes it."""
-        return Leg(member, self.metrics, self.now)
+    def take_retry(self, stage: Stage) -> bool:
+        """Count one more try because of a leg on `stage`, if there may be one; a refusal is counted too."""
+        if self._books.budget.take(self.now()):
+            self.metrics.retried(stage)
+            return True
+        self.metrics.retry_refused(stage)
+        return False
+
+    def open(self, member: Member, source: Member | None = None, source_since: float = 0.0) -> Leg:
+        """Begin a leg; the caller closes it.
+
+        Args:
+            member: Where it goes.
+            source: The prefill instance whose KV it is given, if any.
+            source_since: When that one answered, monotonic seconds.
+        """
+        return Leg(self._books, member, source, source_since)
 
     async def send(
         self, leg: Leg, outgoing: Outgoing, times: LegTimes, check: Callable[[], None] | None = None
@@ -174,5 +270,6 @@ class Legs:
                 check()
             leg.sent = True
 
+        leg.limit(times.total_s)
         leg.response = await self.client.request(leg.member.origin, outgoing, times, before_send)
         return leg.response

@@ -62,6 +62,9 @@ class Metrics(Collector):
         self._requests: defaultdict[Labels, int] = defaultdict(int)
         self._legs: defaultdict[Labels, int] = defaultdict(int)
         self._retries: defaultdict[Labels, int] = defaultdict(int)
+        self._retries_refused: defaultdict[Labels, int] = defaultdict(int)
+        self._breaker_opened: defaultdict[Labels, int] = defaultdict(int)
+        self._breaker_overridden: defaultdict[Labels, int] = defaultdict(int)
         self._handoff_failures: defaultdict[Labels, int] = defaultdict(int)
         self._left_to_lease: defaultdict[Labels, int] = defaultdict(int)
         self._leg_seconds: defaultdict[Labels, Histogram] = defaultdict(Histogram)
@@ -83,6 +86,18 @@ class Metrics(Collector):
     def retried(self, stage: Stage) -> None:
         """A request is tried again because of a leg on this stage."""
         self._retries[(stage,)] += 1
+
+    def retry_refused(self, stage: Stage) -> None:
+        """A request could have been tried again, but the retry budget is used up."""
+        self._retries_refused[(stage,)] += 1
+
+    def breaker_opened(self, stage: Stage, instance: str) -> None:
+        """An instance has failed too often."""
+        self._breaker_opened[(stage, instance)] += 1
+
+    def breaker_overridden(self, stage: Stage) -> None:
+        """Every instance of a stage has an open breaker, and one of them was chosen all the same."""
+        self._breaker_overridden[(stage,)] += 1
 
     def handoff_failed(self, reason: str) -> None:
         """Prefill's answer could not be used for decode."""
@@ -106,6 +121,24 @@ class Metrics(Collector):
         )
         yield _counter("disagg_legs", "Legs by instance and outcome.", ("stage", "instance", "outcome"), self._legs)
         yield _counter("disagg_retries", "Requests tried again, by the stage that failed.", ("stage",), self._retries)
+        yield _counter(
+            "disagg_retries_refused",
+            "Failures passed on because the retry budget was used up, by the stage that failed.",
+            ("stage",),
+            self._retries_refused,
+        )
+        yield _counter(
+            "disagg_breaker_opened",
+            "Times that an instance was left out for its failures.",
+            ("stage", "instance"),
+            self._breaker_opened,
+        )
+        yield _counter(
+            "disagg_breaker_overridden",
+            "Legs sent although every instance of the stage had an open breaker.",
+            ("stage",),
+            self._breaker_overridden,
+        )
         yield _counter(
             "disagg_handoff_failures",
             "Prefill answers that decode could not use.",

@@ -80,10 +80,11 @@ class EventRelay:
     Attributes:
         started: The client has been sent something.
         rejected: The stream's first event, if it is an error of the engine (5xx): nothing has been passed on then.
+        refused: The stream's first event is an error of the request (4xx); it has been passed on.
         saw_error: The engine put an error event into the stream.
     """
 
-    __slots__ = ("_last", "_tail", "_write", "rejected", "saw_error", "started")
+    __slots__ = ("_last", "_tail", "_write", "refused", "rejected", "saw_error", "started")
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
@@ -91,6 +92,7 @@ class EventRelay:
         self._last = b""
         self.started = False
         self.rejected = b""
+        self.refused = False
         self.saw_error = False
 
     def __call__(self, data: bytes) -> None:
@@ -111,8 +113,11 @@ class EventRelay:
     def _pass(self, data: bytes) -> None:
         if _ERROR_EVENT in data:
             self.saw_error = True
-            if not self.started and not self.rejected and _is_engine_failure(data):
-                self.rejected = data
+            if not self.started and not self.rejected:
+                status = error_status(data)
+                self.refused = 0 < status < 500
+                if status >= 500:
+                    self.rejected = data
         if self.rejected:
             return
         self._last = data
@@ -127,11 +132,6 @@ class EventRelay:
     def rest(self) -> bytes:
         """Bytes after the last whole event."""
         return self._tail
-
-
-def _is_engine_failure(data: bytes) -> bool:
-    """Whether a stream begins with an error event of status 5xx."""
-    return error_status(data) >= 500
 
 
 def error_status(data: bytes) -> int:

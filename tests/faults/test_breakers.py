@@ -27,8 +27,8 @@ async def test_an_instance_that_fails_is_left_out() -> None:
         await r.decode[0].stop()
         for _ in range(12):
             assert (await r.ask()).status == 200
-        assert await r.metric("disagg_legs_total", instance="decode-0", outcome="unreachable") == 3
-        assert await r.metric("disagg_breaker_opened_total", instance="decode-0") == 1
+        assert await r.metric("disagg_legs_total", engine="decode-0", outcome="unreachable") == 3
+        assert await r.metric("disagg_breaker_opened_total", engine="decode-0") == 1
         await r.settled()
 
 
@@ -126,7 +126,7 @@ async def test_the_data_path_of_a_bad_decode_is_held_against_decode(stream: bool
         for _ in range(20):
             assert (await r.ask({**STREAM, "stream": stream})).status == 200
         assert await r.metric("disagg_breaker_opened_total") == 1
-        assert await r.metric("disagg_breaker_opened_total", instance="decode-0") == 1
+        assert await r.metric("disagg_breaker_opened_total", engine="decode-0") == 1
         assert len(r.decode[0].seen) == 3
         await r.settled()
 

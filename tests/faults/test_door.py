@@ -201,10 +201,10 @@ async def test_metrics_count_requests_legs_and_times() -> None:
         labels = {"api": "/v1/chat/completions", "path": "disaggregated", "outcome": "ok"}
         assert await r.metric("disagg_requests_total", **labels) == 1
         for stage in ("prefill", "decode"):
-            assert await r.metric("disagg_legs_total", stage=stage, instance=f"{stage}-0", outcome="ok") == 2
-            assert await r.metric("disagg_leg_seconds_count", stage=stage) == 2
-            assert await r.metric("disagg_instance_state", stage=stage, state="ready") == 1
-        assert await r.metric("disagg_time_to_first_byte_seconds_count", path="disaggregated") == 2
+            assert await r.metric("disagg_legs_total", stage=stage, engine=f"{stage}-0", outcome="ok") == 2
+            assert await r.metric("disagg_leg_duration_seconds_count", stage=stage) == 2
+            assert await r.metric("disagg_engine_state", stage=stage, state="ready") == 1
+        assert await r.metric("disagg_time_to_first_token_seconds_count", path="disaggregated") == 1
         assert await r.metric("disagg_legs_in_flight") == 0
         assert await r.metric("disagg_requests_in_flight") == 0
 

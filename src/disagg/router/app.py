@@ -29,12 +29,13 @@ from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, Member
+from disagg.router.gauges import connection_gauges
 from disagg.router.handoff import Journey, Route
 from disagg.router.intake import PASSED_ON, public_id, read_intake
 from disagg.router.legs import Books, Legs
 from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
-from disagg.router.record import Outcome, Record
+from disagg.router.record import Outcome, Record, error_slug
 from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
@@ -74,9 +75,11 @@ class Router:
         spec = config.spec
         self.config = config
         self.fleet = fleet
-        self.metrics = Metrics(fleet)
+        self.metrics = Metrics(fleet, (clocks or Clocks()).monotonic)
         self.client = Client(ClientLimits(connect_timeout_s=spec.connect_timeout_s, tick_s=tick_s))
         self.server = Server(self._handle, ServerLimits(max_body_bytes=spec.max_body_bytes, tick_s=tick_s))
+        for gauge in connection_gauges(self.server, self.client):
+            self.metrics.add(gauge)
         self._dialect = dialect
         self._clocks = clocks or Clocks()
         self._names = frozenset(config.served_model_names)
@@ -169,6 +172,7 @@ class Router:
             record.status = error.status
             record.outcome = Outcome.REFUSED if error.status < 500 else Outcome.FAILED
             record.detail = record.detail or str(error)
+            record.error = record.error or error_slug(error)
             answer = error_answer(error)
             respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
         except asyncio.CancelledError:
@@ -176,7 +180,7 @@ class Router:
             raise
         finally:
             metrics.in_flight -= 1
-            metrics.request_ended(record)
+            metrics.request_ended(record, now())
             if self.config.access_log and access.isEnabledFor(logging.INFO):
                 access.info("%s", record.log_line(now()))
 

@@ -10,8 +10,10 @@ from disagg.http.messages import JSON_TYPE, Answer
 from disagg.http.responder import Responder
 from disagg.http.response import Response
 from disagg.router.legs import Failure, Leg
-from disagg.router.record import Outcome, Record
+from disagg.router.metrics import Metrics
+from disagg.router.record import Outcome, Path, Record
 from disagg.router.relay import EventRelay, error_body, error_event, error_status, relayed_headers
+from disagg.router.usage import find_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +30,26 @@ class Delivery:
     Args:
         respond: The client.
         record: Gets the status and the time of the first byte.
+        metrics: Gets the times of a stream's events.
         now: Monotonic seconds.
     """
 
-    def __init__(self, respond: Responder, record: Record, now: Callable[[], float]) -> None:
+    def __init__(self, respond: Responder, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
         self._respond = respond
         self._record = record
+        self._metrics = metrics
         self._now = now
+        self._observe_gap: Callable[[float], None]
+        self._written_at = 0.0
 
     def send(self, answer: Answer) -> None:
         """Send a whole answer."""
         record = self._record
         record.status = answer.status
+        record.bytes_sent = len(answer.body)
         if answer.status < 400:
             record.first_byte_at = self._now()
+            self._take_usage(answer.body)
         self._respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
 
     async def stream(self, stream: Stream) -> Failure | None:
@@ -53,7 +61,16 @@ class Delivery:
         """
         response, respond = stream.response, self._respond
         relay = EventRelay(lambda data: self._write(stream, data))
-        respond.on_flow(lambda writable: response.resume() if writable else response.pause())
+
+        def on_flow(writable: bool) -> None:
+            if writable:
+                response.resume()
+            else:
+                # The time until the next write will be the client's.
+                self._written_at = 0.0
+                response.pause()
+
+        respond.on_flow(on_flow)
         with stream.leg as leg:
             try:
                 await response.relay(relay)
@@ -67,20 +84,41 @@ class Delivery:
             leg.outcome = "ok" if not relay.saw_error else "refused" if relay.refused else "broken"
         if relay.saw_error:
             self._record.outcome = Outcome.BROKEN
+            self._record.error = f"{leg.member.stage}-{leg.outcome}"
             self._record.detail = f"{leg.member.name} put an error into its stream"
+        else:
+            self._take_usage(relay.end())
         respond.finish(relay.rest())
         return None
 
     def _write(self, stream: Stream, data: bytes) -> None:
-        respond = self._respond
-        if respond.started:
-            respond.write(data)
+        record, now = self._record, self._now()
+        record.bytes_sent += len(data)
+        if self._respond.started:
+            if self._written_at:
+                self._observe_gap(now - self._written_at)
+            self._written_at = now
+            self._respond.write(data)
             return
-        record, response = self._record, stream.response
-        stream.leg.served()
-        record.first_byte_at = self._now()
+        self._begin(stream, data, now)
+
+    def _begin(self, stream: Stream, data: bytes, now: float) -> None:
+        record, respond, response = self._record, self._respond, stream.response
+        stream.leg.served(now)
+        record.first_byte_at = self._written_at = now
+        self._observe_gap = self._metrics.stream_began(record.path, now - record.started_at)
         record.status = response.status
         respond.start(response.status, [*record.headers(), *relayed_headers(response.headers)], first=data)
+
+    def _take_usage(self, answer: bytes) -> None:
+        """Note the size of an answer, if it tells it. Where prefill has counted the prompt, its numbers stay."""
+        usage = find_usage(answer)
+        if usage is not None:
+            record = self._record
+            record.completion_tokens = usage.completion
+            if record.path is not Path.DISAGGREGATED:
+                record.prompt_tokens = usage.prompt
+                record.cached_tokens = usage.cached
 
     def _break_off(self, relay: EventRelay, failure: Failure) -> Failure | None:
         """The engine is gone in mid-stream: tell the client once, and end."""
@@ -90,6 +128,7 @@ class Delivery:
             self._respond.finish()
             return None
         self._record.outcome = Outcome.BROKEN
+        self._record.error = f"{failure.stage}-{failure.outcome}"
         self._record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
         self._respond.finish(error_event(failure.error or DisaggError("Internal server error")))
         return None

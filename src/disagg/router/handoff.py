@@ -33,7 +33,7 @@ from disagg.http.responder import Responder
 from disagg.router.delivery import Delivery, Stream
 from disagg.router.fleet import Member
 from disagg.router.intake import Intake
-from disagg.router.legs import Failure, Leg, Legs
+from disagg.router.legs import Failure, Leg, Legs, Source
 from disagg.router.record import Path, Record
 from disagg.router.relay import hide_internal, is_event_stream, relayed_headers
 from disagg.topology.router_spec import Router as RouterSpec
@@ -89,7 +89,7 @@ class Journey:
         self._legs = route.legs
         self._intake = intake
         self._record = record
-        self._delivery = Delivery(respond, record, route.legs.now)
+        self._delivery = Delivery(respond, record, route.legs.metrics, route.legs.now)
         self._ends_at = record.started_at + route.spec.request_timeout_s
         self._avoided: set[str] = set()
         self._excluded: set[str] = set()
@@ -170,6 +170,7 @@ class Journey:
         )
 
     def _give_up(self, failure: Failure) -> Answer:
+        self._record.error = f"{failure.stage}-{failure.outcome}"
         self._record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
         if failure.answer is not None:
             return failure.answer
@@ -237,6 +238,8 @@ class Journey:
             leg.outcome = "no-handle"
             return Failure(member.stage, member.name, "no-handle", retry=True, refused=True, error=error)
         self._handoff = Handoff(handle, member, self._legs.now())
+        self._record.prompt_tokens = handle.prompt_tokens
+        self._record.cached_tokens = handle.cached_tokens or 0
         if not _is_of(handle, member):
             self._drop_handoff("foreign-engine")
             leg.outcome = "foreign-engine"
@@ -281,8 +284,7 @@ class Journey:
                     )
                 handoff.used = True
 
-        source = (handoff.member, handoff.since) if handoff is not None else ()
-        leg = self._legs.open(member, *source)
+        leg = self._legs.open(member, self._source(handoff))
         keep_open = False
         try:
             response = await self._legs.send(leg, outgoing, self._decode_times(), spend_handle)
@@ -302,6 +304,11 @@ class Journey:
         finally:
             if not keep_open:
                 leg.close()
+
+    def _source(self, handoff: Handoff | None) -> Source | None:
+        if handoff is None:
+            return None
+        return Source(handoff.member, handoff.since, handoff.handle.prompt_tokens)
 
     def _decode_times(self) -> LegTimes:
         spec = self._route.spec

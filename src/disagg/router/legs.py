@@ -70,6 +70,20 @@ class Books(NamedTuple):
     now: Callable[[], float]
 
 
+class Source(NamedTuple):
+    """Where the KV of a prompt is.
+
+    Attributes:
+        member: The prefill incarnation that holds it.
+        since: When it answered, monotonic seconds.
+        tokens: Length of the prompt.
+    """
+
+    member: Member
+    since: float
+    tokens: int
+
+
 class Leg:
     """An open call. Closing it, once or more often, closes the connection if the answer is not complete.
 
@@ -86,7 +100,6 @@ class Leg:
         "_closed",
         "_ends_at",
         "_source",
-        "_source_since",
         "_started_at",
         "_trial",
         "member",
@@ -96,7 +109,7 @@ class Leg:
         "works",
     )
 
-    def __init__(self, books: Books, member: Member, source: Member | None, source_since: float) -> None:
+    def __init__(self, books: Books, member: Member, source: Source | None) -> None:
         self.member = member
         self.response: Response | None = None
         self.outcome = "cancelled"
@@ -104,7 +117,6 @@ class Leg:
         self.works = False
         self._books = books
         self._source = source
-        self._source_since = source_since
         self._started_at = now = books.now()
         self._ends_at = inf
         self._closed = False
@@ -130,17 +142,29 @@ class Leg:
         books.metrics.leg_ended(member.stage, member.name, self.outcome, now - self._started_at)
         self._judge(now)
 
+    def answered(self) -> None:
+        """The answer has begun."""
+        member = self.member
+        self._books.metrics.leg_answered(member.stage, member.name, self._books.now() - self._started_at)
+
     def limit(self, total_s: float) -> None:
         """It is sent, and may last so many seconds."""
         self._ends_at = self._books.now() + total_s
 
-    def served(self) -> None:
-        """Its answer is good so far: the instance works, and so does the one whose KV it used."""
+    def served(self, streaming_since: float | None = None) -> None:
+        """Its answer is good so far: the instance works, and so does the one whose KV it used.
+
+        Args:
+            streaming_since: When a stream has begun, monotonic seconds; None for a whole answer.
+        """
         self.works = True
-        breakers = self._books.breakers
-        breakers.succeeded(self.member, self._started_at)
-        if self._source is not None:
-            breakers.succeeded(self._source, self._source_since)
+        books, source = self._books, self._source
+        books.breakers.succeeded(self.member, self._started_at)
+        if source is not None:
+            books.breakers.succeeded(source.member, source.since)
+            books.metrics.handed_over(source.member.name, source.tokens)
+            if streaming_since is not None:
+                books.metrics.handoff_took(self.member.name, streaming_since - source.since)
 
     def _judge(self, now: float) -> None:
         """Tell the breakers what this leg shows."""
@@ -152,8 +176,10 @@ class Leg:
                 self.served()
         elif self.outcome in _BAD and not (self.works and now >= self._ends_at):
             # The exception: a stream that lasted as long as a request may is nobody's fault.
-            shared = self.outcome in _SHARED and not self.works
-            breakers.failed(member, self._started_at, now, self._source if shared else None)
+            shared = self._source if self.outcome in _SHARED and not self.works else None
+            breakers.failed(member, self._started_at, now, shared.member if shared is not None else None)
+            if shared is not None:
+                self._books.metrics.handoff_failed(f"decode-{self.outcome}")
         if self._trial:
             breakers.trial_over(member, now, verdict_follows=feeds_decode and self.outcome == "ok")
 
@@ -240,15 +266,14 @@ class Legs:
         self.metrics.retry_refused(stage)
         return False
 
-    def open(self, member: Member, source: Member | None = None, source_since: float = 0.0) -> Leg:
+    def open(self, member: Member, source: Source | None = None) -> Leg:
         """Begin a leg; the caller closes it.
 
         Args:
             member: Where it goes.
-            source: The prefill instance whose KV it is given, if any.
-            source_since: When that one answered, monotonic seconds.
+            source: Where the KV is that it is given, if any.
         """
-        return Leg(self._books, member, source, source_since)
+        return Leg(self._books, member, source)
 
     async def send(
         self, leg: Leg, outgoing: Outgoing, times: LegTimes, check: Callable[[], None] | None = None
@@ -272,4 +297,5 @@ class Legs:
 
         leg.limit(times.total_s)
         leg.response = await self.client.request(leg.member.origin, outgoing, times, before_send)
+        leg.answered()
         return leg.response

@@ -1,111 +1,203 @@
 """What the router counts, in Prometheus' format.
 
-Counting happens on every request, reading once in a while: so the hot side is plain dictionaries and lists, and the
-client library's objects are made when somebody asks.
+Counting happens on every request, reading once in a while: see `disagg.router.series`. Labels have few values:
+stages, engines of the fleet, and words out of closed lists, never anything that a client sends.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from disagg.router.fleet import Fleet, State
-from disagg.router.record import Record
+from disagg import __version__
+from disagg.router.fleet import Fleet
+from disagg.router.gauges import fleet_gauges
+from disagg.router.record import Outcome, Record
+from disagg.router.series import ENGINE, TOKEN_SECONDS, Counter, Gauge, Histogram, Series
 from disagg.topology.spec import Stage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
-Labels = tuple[str, ...]
-
-
-class Histogram:
-    """Counts per bucket, and the sum."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_SECONDS) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Add one observation."""
-        self.counts[bisect_left(_SECONDS, seconds)] += 1
-        self.total += seconds
-
-    def buckets(self) -> Sequence[tuple[str, float]]:
-        """Cumulative counts by upper bound."""
-        cumulative = 0
-        result: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, _SECONDS), "+Inf"), self.counts, strict=True):
-            cumulative += count
-            result.append((bound, cumulative))
-        return result
+_CLASSES = {n: f"{n}xx" for n in range(1, 6)}
 
 
 class Metrics(Collector):
-    """All counters of one router.
+    """All numbers of one router.
+
+    Args:
+        fleet: Shown as it is when somebody asks.
+        now: Monotonic seconds.
 
     Attributes:
         in_flight: Requests that clients have open.
+        queued: Those of them that wait for a permit.
+        series: Everything that is exposed, apart from the process's own figures.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, now: Callable[[], float]) -> None:
         self._fleet = fleet
         self.in_flight = 0
-        self._requests: defaultdict[Labels, int] = defaultdict(int)
-        self._legs: defaultdict[Labels, int] = defaultdict(int)
-        self._retries: defaultdict[Labels, int] = defaultdict(int)
-        self._retries_refused: defaultdict[Labels, int] = defaultdict(int)
-        self._breaker_opened: defaultdict[Labels, int] = defaultdict(int)
-        self._breaker_overridden: defaultdict[Labels, int] = defaultdict(int)
-        self._handoff_failures: defaultdict[Labels, int] = defaultdict(int)
-        self._left_to_lease: defaultdict[Labels, int] = defaultdict(int)
-        self._leg_seconds: defaultdict[Labels, Histogram] = defaultdict(Histogram)
-        self._first_byte: defaultdict[Labels, Histogram] = defaultdict(Histogram)
+        self.queued = 0
+        self._define_requests()
+        self._define_legs()
+        self._define_handoffs()
+        self.series: list[Series] = [s for s in vars(self).values() if isinstance(s, Counter | Histogram)]
+        self.series += [*_own_gauges(self), *fleet_gauges(fleet, now)]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
-    def request_ended(self, record: Record) -> None:
-        """A request is over."""
-        self._requests[(record.api.value, record.path, record.reason, record.outcome)] += 1
-        if record.first_byte_at:
-            self._first_byte[(record.path,)].observe(record.first_byte_at - record.started_at)
+    def _define_requests(self) -> None:
+        self._requests = Counter(
+            "disagg_requests",
+            "Requests by API, path taken, why it was another one or why it failed, outcome, and class of status.",
+            ("api", "path", "reason", "outcome", "status"),
+        )
+        self._duration = Histogram(
+            "disagg_request_duration_seconds", "From the complete request to the end of its answer.", ("api", "path")
+        )
+        self._first_token = Histogram(
+            "disagg_time_to_first_token_seconds",
+            "From the complete request to the first event of a streamed answer.",
+            ("path",),
+        )
+        self._token_gap = Histogram(
+            "disagg_inter_token_latency_seconds",
+            "Between two writes of a stream to its client; one write is one token, unless an engine sends more.",
+            ("path",),
+            TOKEN_SECONDS,
+        )
+        self._queue = Histogram("disagg_queue_duration_seconds", "How long requests waited for a permit.")
+        self._prompt_tokens = Counter(
+            "disagg_prompt_tokens", "Prompt tokens of answers that tell them, by path.", ("path",)
+        )
+        self._cached_tokens = Counter(
+            "disagg_cached_prompt_tokens", "Those of them that prefill found in its own cache.", ("path",)
+        )
+        self._completion_tokens = Counter(
+            "disagg_completion_tokens", "Tokens of answers that tell them, by path.", ("path",)
+        )
 
-    def leg_ended(self, stage: Stage, instance: str, outcome: str, seconds: float) -> None:
-        """A leg is over, `seconds` after it was sent."""
-        self._legs[(stage, instance, outcome)] += 1
-        self._leg_seconds[(stage, instance)].observe(seconds)
+    def _define_legs(self) -> None:
+        self._legs = Counter("disagg_legs", "Legs by engine and outcome.", ("stage", ENGINE, "outcome"))
+        self._leg_duration = Histogram("disagg_leg_duration_seconds", "Duration of a leg.", ("stage", ENGINE))
+        self._leg_first_byte = Histogram(
+            "disagg_leg_first_byte_seconds",
+            "From sending a leg to the first byte of its answer's body.",
+            ("stage", ENGINE),
+        )
+        self._retries = Counter("disagg_retries", "Requests tried again, by the stage that failed.", ("stage",))
+        self._retries_refused = Counter(
+            "disagg_retries_refused",
+            "Failures passed on because the retry budget was used up, by the stage that failed.",
+            ("stage",),
+        )
+        self._breaker_opened = Counter(
+            "disagg_breaker_opened", "Times that an engine was left out for its failures.", ("stage", ENGINE)
+        )
+        self._breaker_overridden = Counter(
+            "disagg_breaker_overridden",
+            "Legs sent although every engine of the stage had an open breaker.",
+            ("stage",),
+        )
+
+    def _define_handoffs(self) -> None:
+        self._handoffs = Counter("disagg_handoffs", "Prompts whose KV decode has taken over, by prefill.", (ENGINE,))
+        self._handoff_tokens = Counter(
+            "disagg_handoff_tokens", "Prompt tokens whose KV decode has taken over, by prefill.", (ENGINE,)
+        )
+        self._handoff_duration = Histogram(
+            "disagg_handoff_duration_seconds",
+            "From prefill's answer to the first event of decode's, by decode: its queue, the transfer, and one step.",
+            (ENGINE,),
+        )
+        self._handoff_failures = Counter(
+            "disagg_handoff_failures", "Prompts whose KV did not reach decode.", ("reason",)
+        )
+        self._left_to_lease = Counter(
+            "disagg_kv_left_to_lease", "Prefills whose KV only the lease frees.", ("reason",)
+        )
+
+    def add(self, series: Series) -> None:
+        """Show a further number on the same page."""
+        self.series.append(series)
+
+    # Requests.
+
+    def request_ended(self, record: Record, now: float) -> None:
+        """A request is over at `now`, monotonic seconds."""
+        path = record.path
+        status = _CLASSES.get(record.status // 100, "none")
+        self._requests.values[record.api, path, record.reason or record.error, record.outcome, status] += 1
+        self._duration.values[record.api, path].observe(now - record.started_at)
+        if record.outcome is Outcome.OK and record.prompt_tokens:
+            self._prompt_tokens.values[path,] += record.prompt_tokens
+            self._cached_tokens.values[path,] += record.cached_tokens
+            self._completion_tokens.values[path,] += record.completion_tokens
+
+    def stream_began(self, path: str, seconds: float) -> Callable[[float], None]:
+        """A stream's first event is sent, `seconds` after its request was complete.
+
+        Returns:
+            What takes the seconds from each write to the next.
+        """
+        self._first_token.values[path,].observe(seconds)
+        return self._token_gap.values[path,].observe
+
+    def queue_left(self, seconds: float) -> None:
+        """A request waits no longer, after so many seconds, for better or for worse."""
+        self._queue.values[()].observe(seconds)
 
     def retried(self, stage: Stage) -> None:
         """A request is tried again because of a leg on this stage."""
-        self._retries[(stage,)] += 1
+        self._retries.values[stage,] += 1
 
     def retry_refused(self, stage: Stage) -> None:
         """A request could have been tried again, but the retry budget is used up."""
-        self._retries_refused[(stage,)] += 1
+        self._retries_refused.values[stage,] += 1
 
-    def breaker_opened(self, stage: Stage, instance: str) -> None:
-        """An instance has failed too often."""
-        self._breaker_opened[(stage, instance)] += 1
+    # Legs.
+
+    def leg_answered(self, stage: Stage, engine: str, seconds: float) -> None:
+        """A leg's answer has begun, `seconds` after the leg."""
+        self._leg_first_byte.values[stage, engine].observe(seconds)
+
+    def leg_ended(self, stage: Stage, engine: str, outcome: str, seconds: float) -> None:
+        """A leg is over, `seconds` after it began."""
+        self._legs.values[stage, engine, outcome] += 1
+        self._leg_duration.values[stage, engine].observe(seconds)
+
+    def breaker_opened(self, stage: Stage, engine: str) -> None:
+        """An engine has failed too often."""
+        self._breaker_opened.values[stage, engine] += 1
 
     def breaker_overridden(self, stage: Stage) -> None:
-        """Every instance of a stage has an open breaker, and one of them was chosen all the same."""
-        self._breaker_overridden[(stage,)] += 1
+        """Every engine of a stage has an open breaker, and one of them was chosen all the same."""
+        self._breaker_overridden.values[stage,] += 1
+
+    # Handoffs.
+
+    def handed_over(self, prefill: str, tokens: int) -> None:
+        """Decode has taken over the KV of a prompt of so many tokens."""
+        self._handoffs.values[prefill,] += 1
+        self._handoff_tokens.values[prefill,] += tokens
+
+    def handoff_took(self, decode: str, seconds: float) -> None:
+        """Decode's stream began so many seconds after prefill's answer."""
+        self._handoff_duration.values[decode,].observe(seconds)
 
     def handoff_failed(self, reason: str) -> None:
-        """Prefill's answer could not be used for decode."""
-        self._handoff_failures[(reason,)] += 1
+        """KV that prefill has made, or should have made, does not reach decode."""
+        self._handoff_failures.values[reason,] += 1
 
     def left_to_lease(self, reason: str) -> None:
         """KV stays pinned on prefill until its lease ends, because no decode leg will fetch it."""
-        self._left_to_lease[(reason,)] += 1
+        self._left_to_lease.values[reason,] += 1
+
+    # The page.
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -113,75 +205,17 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the client library for each scrape."""
-        yield _counter(
-            "disagg_requests",
-            "Requests by API, path taken, why, and outcome.",
-            ("api", "path", "reason", "outcome"),
-            self._requests,
-        )
-        yield _counter("disagg_legs", "Legs by instance and outcome.", ("stage", "instance", "outcome"), self._legs)
-        yield _counter("disagg_retries", "Requests tried again, by the stage that failed.", ("stage",), self._retries)
-        yield _counter(
-            "disagg_retries_refused",
-            "Failures passed on because the retry budget was used up, by the stage that failed.",
-            ("stage",),
-            self._retries_refused,
-        )
-        yield _counter(
-            "disagg_breaker_opened",
-            "Times that an instance was left out for its failures.",
-            ("stage", "instance"),
-            self._breaker_opened,
-        )
-        yield _counter(
-            "disagg_breaker_overridden",
-            "Legs sent although every instance of the stage had an open breaker.",
-            ("stage",),
-            self._breaker_overridden,
-        )
-        yield _counter(
-            "disagg_handoff_failures",
-            "Prefill answers that decode could not use.",
-            ("reason",),
-            self._handoff_failures,
-        )
-        yield _counter(
-            "disagg_kv_left_to_lease", "Prefills whose KV only the lease frees.", ("reason",), self._left_to_lease
-        )
-        yield _histogram("disagg_leg_seconds", "Duration of a leg.", ("stage", "instance"), self._leg_seconds)
-        yield _histogram(
-            "disagg_time_to_first_byte_seconds",
-            "From the complete request to the first byte of the answer's body.",
-            ("path",),
-            self._first_byte,
-        )
-        yield from self._gauges()
-
-    def _gauges(self) -> Iterator[Metric]:
-        open_requests = GaugeMetricFamily("disagg_requests_in_flight", "Requests that clients have open.")
-        open_requests.add_metric((), self.in_flight)
-        yield open_requests
-        legs = GaugeMetricFamily("disagg_legs_in_flight", "Legs open on an instance.", labels=("stage", "instance"))
-        states = GaugeMetricFamily(
-            "disagg_instance_state", "1 for the state that an instance is in.", labels=("stage", "instance", "state")
-        )
-        for member in self._fleet.members():
-            legs.add_metric((member.stage, member.name), member.in_flight)
-            for state in State:
-                states.add_metric((member.stage, member.name, state), float(member.state is state))
-        yield legs
-        yield states
+        engines = {m.name for m in self._fleet.members()}
+        for series in self.series:
+            # Fleets change for months: names that are gone must not pile up.
+            series.keep(engines)
+            yield series.family()
 
 
-def _counter(name: str, text: str, labels: Labels, values: dict[Labels, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _histogram(name: str, text: str, labels: Labels, values: dict[Labels, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value.buckets(), value.total)
-    return family
+def _own_gauges(metrics: Metrics) -> tuple[Gauge, ...]:
+    build = (__version__, platform.python_version())
+    return (
+        Gauge("disagg_build_info", "1, with the versions that run.", ("version", "python"), lambda: [(build, 1)]),
+        Gauge("disagg_requests_in_flight", "Requests that clients have open.", (), lambda: [((), metrics.in_flight)]),
+        Gauge("disagg_requests_queued", "Requests that wait for a permit.", (), lambda: [((), metrics.queued)]),
+    )

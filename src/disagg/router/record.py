@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from disagg.engines.base import Api
+from disagg.errors import DisaggError
 from disagg.http.messages import Header
 
 
@@ -31,6 +32,12 @@ class Outcome(StrEnum):
     CLIENT_LEFT = "client_left"
 
 
+def error_slug(error: DisaggError) -> str:
+    """A word of a closed list for an error: ``UnknownModelError`` is ``unknown-model``."""
+    name = type(error).__name__.removesuffix("Error")
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")
+
+
 @dataclass(slots=True)
 class Record:
     """What is known about one request so far.
@@ -41,12 +48,17 @@ class Record:
         started_at: Monotonic seconds.
         path: The way that it takes.
         reason: Why the way is not the disaggregated one; empty otherwise.
+        error: Why the request was not served, a word of a closed list; empty otherwise.
         prefill: Instance of the prefill leg whose KV was used, or tried last.
         decode: Instance of the decode leg, or of the only leg.
         status: Status sent to the client; 0 before that.
         outcome: How it ended.
         first_byte_at: When the client was sent the first byte of a body, monotonic seconds; 0 before that.
         retries: How often it was tried again.
+        prompt_tokens: Length of the prompt, as far as an engine has told it.
+        cached_tokens: How many of them prefill had in its own cache.
+        completion_tokens: Length of the answer, as far as an engine has told it.
+        bytes_sent: Length of the answer's body, without its framing.
         detail: For the log: what went wrong.
     """
 
@@ -55,12 +67,17 @@ class Record:
     started_at: float
     path: Path = Path.NONE
     reason: str = ""
+    error: str = ""
     prefill: str = ""
     decode: str = ""
     status: int = 0
     outcome: Outcome = Outcome.OK
     first_byte_at: float = 0.0
     retries: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    bytes_sent: int = 0
     detail: str = ""
 
     def headers(self) -> list[Header]:

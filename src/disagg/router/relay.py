@@ -84,12 +84,13 @@ class EventRelay:
         saw_error: The engine put an error event into the stream.
     """
 
-    __slots__ = ("_last", "_tail", "_write", "refused", "rejected", "saw_error", "started")
+    __slots__ = ("_before", "_last", "_tail", "_write", "refused", "rejected", "saw_error", "started")
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
         self._tail = b""
         self._last = b""
+        self._before = b""
         self.started = False
         self.rejected = b""
         self.refused = False
@@ -120,6 +121,7 @@ class EventRelay:
                     self.rejected = data
         if self.rejected:
             return
+        self._before = self._last
         self._last = data
         self.started = True
         self._write(data)
@@ -128,6 +130,10 @@ class EventRelay:
     def ended(self) -> bool:
         """Whether the client has been sent the terminator."""
         return b"[DONE]" in self._last[-16:]
+
+    def end(self) -> bytes:
+        """The last two pieces that were passed on: an engine sends its usage right before the terminator."""
+        return self._before + self._last
 
     def rest(self) -> bytes:
         """Bytes after the last whole event."""

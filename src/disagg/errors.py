@@ -16,6 +16,7 @@
     │   └── NotDisaggregableError          501     2   the API exists, but cannot be split over stages
     ├── CapacityError                                  nothing is wrong, but not now
     │   ├── NoInstanceError                503     1   a stage that is needed has no ready instance
+    │   ├── QueueTimeoutError              503     1   it waited as long as it may, and was not begun
     │   └── OverloadedError                429     1
     ├── UpstreamError                                  an engine failed
     │   ├── UpstreamUnreachableError       502     1
@@ -161,15 +162,28 @@ class NotDisaggregableError(ClientError):
 
 
 class CapacityError(DisaggError):
-    """Nothing is wrong with the request, but it cannot be served now."""
+    """Nothing is wrong with the request, but it cannot be served now.
+
+    Args:
+        message: What is short.
+        hint: What to do about it.
+        retry_after_s: When to come back, in whole seconds.
+    """
 
     status = 503
     kind = "ServiceUnavailableError"
-    retry_after_s: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class NoInstanceError(CapacityError):
     """A stage that the request needs has no ready instance."""
+
+
+class QueueTimeoutError(CapacityError):
+    """The request waited in the queue for as long as it may."""
 
 
 class OverloadedError(CapacityError):

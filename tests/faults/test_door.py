@@ -94,7 +94,7 @@ async def test_a_body_over_the_limit_is_413() -> None:
 async def test_one_request_too_many_is_429_at_once() -> None:
     """With Retry-After; those under way are not touched, and the place is free again afterwards."""
     gate = asyncio.Event()
-    async with rig(max_in_flight=2) as r:
+    async with rig(max_in_flight=2, max_queue=0) as r:
         r.d.script.extend([mock.gated(gate, mock.EVENTS[:1], mock.EVENTS[1:])] * 2)
         calls = [await r.call({"model": MODEL, "prompt": "x", "stream": True}) for _ in range(2)]
         for call in calls:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from disagg.errors import CapacityError, ClientError, DisaggError
+from disagg.errors import CapacityError, ClientError, DisaggError, UnauthorizedError
 
 Header = tuple[bytes, bytes]
 """Name in lower case, value as sent (blanks at its end included)."""
@@ -78,6 +78,8 @@ def error_answer(error: DisaggError) -> Answer:
     headers: tuple[Header, ...] = (JSON_TYPE,)
     if isinstance(error, CapacityError):
         headers = (JSON_TYPE, (b"retry-after", b"%d" % error.retry_after_s))
+    elif isinstance(error, UnauthorizedError):
+        headers = (JSON_TYPE, (b"www-authenticate", b"Bearer"))
     return Answer(error.status, msgspec.json.encode(error_object(error)), headers)
 
 

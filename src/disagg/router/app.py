@@ -13,7 +13,6 @@ from disagg.errors import (
     DisaggError,
     MethodNotAllowedError,
     NotDisaggregableError,
-    OverloadedError,
     UnknownPathError,
     UpstreamUnreachableError,
 )
@@ -25,13 +24,15 @@ from disagg.http.server import Server
 from disagg.policy.base import Policy
 from disagg.policy.breaker import BreakerRules
 from disagg.policy.registry import make_policy
+from disagg.router.admission import Admission
 from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, Member
 from disagg.router.gauges import connection_gauges
 from disagg.router.handoff import Journey, Route
-from disagg.router.intake import PASSED_ON, public_id, read_intake
+from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
+from disagg.router.keys import Holder, client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
 from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
@@ -48,6 +49,9 @@ _NOT_YET = frozenset({
     "/v1/audio/transcriptions", "/v1/audio/translations",
 })  # fmt: skip
 """Paths of the engines that exist, and mean nothing over separate stages here."""
+
+_OPEN = frozenset({"/health", "/metrics", "/version"})
+"""Pages that need no key: what watches a deployment has none."""
 
 Page = Callable[[Request], Awaitable[Answer]]
 
@@ -92,10 +96,17 @@ class Router:
             dialect=dialect,
             spec=spec,
             max_handle_age_s=config.lease_s * 0.5,
+            lease_s=config.lease_s,
             serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
             # Engines pair the stages by it and show it in answers: the next one must not follow from it.
             new_leg_id=lambda: os.urandom(16).hex().encode(),
         )
+        self.admission = Admission(spec, self.metrics, self._clocks.monotonic)
+        self._keys = client_keys(spec, self._clocks.monotonic)
+        self.engine_headers = engine_credentials(spec)
+        # Without keys of our own a client's credentials are the engines' business.
+        self._credentials = Credentials() if self._keys is None else Credentials.behind_keys(self.engine_headers)
+        self._chores: asyncio.Task[None] | None = None
         self._models = Models(config, fleet, self.client, self._clocks)
         self._pages: dict[str, Page] = {
             "/v1/models": self._list_models,
@@ -112,6 +123,8 @@ class Router:
             PreparationError: If the address cannot be bound.
         """
         await self.server.start(host, port)
+        if self._keys is not None and self._keys.path is not None:
+            self._chores = asyncio.create_task(self._keys.watch())
         log.info("listening on %s port %d", host, self.port)
 
     @property
@@ -134,6 +147,8 @@ class Router:
 
     async def stop(self) -> None:
         """End everything at once, requests under way included."""
+        if self._chores is not None:
+            self._chores.cancel()
         await self.server.stop()
         await self.client.close()
 
@@ -147,6 +162,8 @@ class Router:
         if api is not None and request.method == "POST":
             await self._serve(api, request, respond)
             return
+        if self._keys is not None and request.path not in _OPEN:
+            self._keys.check(request)
         page = self._pages.get(request.path)
         if page is not None and request.method in {"GET", "HEAD"}:
             respond.send_answer(await page(request))
@@ -154,17 +171,24 @@ class Router:
         respond.send_answer(_not_found(request, known=api is not None or page is not None, post=api is not None))
 
     async def _serve(self, api: Api, request: Request, respond: Responder) -> None:
-        metrics, now = self.metrics, self._clocks.monotonic
+        metrics, admission, keys, now = self.metrics, self.admission, self._keys, self._clocks.monotonic
+        holder: Holder | None = None
+        admitted = False
         record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), api, now())
         metrics.in_flight += 1
         self._budget.request(record.started_at)
         try:
-            if metrics.in_flight > self.config.spec.max_in_flight:
-                raise OverloadedError(
-                    f"{self.config.spec.max_in_flight} requests are in flight, which is the limit.",
-                    hint="Try again later, or raise router.max_in_flight.",
-                )
-            intake = read_intake(api, request, self._names, self._dialect.internal_keys)
+            if keys is not None:
+                holder = keys.admit(request, record)
+            intake = read_intake(api, request, self._names, self._dialect.internal_keys, self._credentials)
+            if holder is not None:
+                holder.check_model(model_of(intake.body) or self.config.served_model_names[0])
+            # Nobody waits while there is room.
+            if admission.running < admission.limit:
+                admission.running += 1
+            else:
+                await admission.wait(priority_of(request, intake.body))
+            admitted = True
             await Journey(self._route, intake, record, respond).run()
             if record.status >= 400:
                 record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
@@ -179,6 +203,10 @@ class Router:
             record.outcome = Outcome.CLIENT_LEFT
             raise
         finally:
+            if admitted:
+                admission.leave()
+            if holder is not None:
+                holder.open -= 1
             metrics.in_flight -= 1
             metrics.request_ended(record, now())
             if self.config.access_log and access.isEnabledFor(logging.INFO):
@@ -187,7 +215,9 @@ class Router:
     # Pages.
 
     async def _list_models(self, request: Request) -> Answer:
-        return await self._models.answer(tuple(h for h in request.headers if h[0] in PASSED_ON))
+        credentials = self._credentials
+        passed = tuple(h for h in request.headers if h[0] in credentials.passed_on)
+        return await self._models.answer((*passed, *credentials.added))
 
     async def _health(self, request: Request) -> Answer:
         """200 only if each stage that the deployment needs has a ready instance."""
@@ -195,7 +225,7 @@ class Router:
         ready = not missing and not self.server.closing
         status = "ready" if ready else "draining" if self.server.closing else "unavailable"
         instances = [
-            {"name": m.name, "stage": m.stage, "state": m.state, "in_flight": m.in_flight, "url": m.url}
+            {"name": m.name, "stage": m.stage, "state": m.shown_state, "in_flight": m.in_flight, "url": m.url}
             for m in self.fleet.members()
         ]
         return json_answer(200 if ready else 503, {"status": status, "missing": missing, "instances": instances})

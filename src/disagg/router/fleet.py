@@ -42,6 +42,8 @@ class Member:
         in_flight: Requests that the router has open on it.
         breaker: Its circuit breaker; None until it has failed once.
         held: It works too badly to be chosen, although it is ready.
+        parked: An operator has taken it out of service: no new requests, whatever its state.
+        pinned: Prompts whose KV it holds for a decode leg that is not over yet.
     """
 
     __slots__ = (
@@ -53,6 +55,9 @@ class Member:
         "incarnation",
         "name",
         "origin",
+        "parked",
+        "pinned",
+        "pinned_until_s",
         "stage",
         "state",
     )
@@ -67,6 +72,9 @@ class Member:
         self.in_flight = 0
         self.breaker: Breaker | None = None
         self.held = False
+        self.parked = False
+        self.pinned = 0
+        self.pinned_until_s = 0.0
         self._snapshot: Snapshot | None = None
 
     def set_state(self, state: State) -> None:
@@ -80,6 +88,25 @@ class Member:
             self.held = held
             self._snapshot = None
 
+    def park(self, parked: bool) -> None:
+        """Take it out of service, or back in."""
+        self.parked = parked
+        self._snapshot = None
+
+    def pin(self) -> None:
+        """It has prefilled a prompt, whose KV stays until `unpin`."""
+        self.pinned += 1
+
+    def unpin(self, lease_ends_s: float | None) -> None:
+        """A decode leg has fetched the KV (None), or nobody will and its lease frees it at this monotonic time."""
+        self.pinned -= 1
+        if lease_ends_s is not None and lease_ends_s > self.pinned_until_s:
+            self.pinned_until_s = lease_ends_s
+
+    def idle(self, now_s: float) -> bool:
+        """Whether stopping it harms nobody: no open request, and no KV that a decode leg could still fetch."""
+        return not self.in_flight and not self.pinned and now_s >= self.pinned_until_s
+
     def count(self, change: int) -> None:
         """A request was opened (1) or closed (-1)."""
         self.in_flight += change
@@ -88,12 +115,17 @@ class Member:
     @property
     def ready(self) -> bool:
         """Whether it may be given new requests."""
-        return self.state is State.READY
+        return self.state is State.READY and not self.parked
+
+    @property
+    def shown_state(self) -> State:
+        """Its state as users see it: one that an operator parks is draining."""
+        return State.DRAINING if self.parked and self.state is State.READY else self.state
 
     def snapshot(self) -> Snapshot:
         """What policies see."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(self.name, self.state is State.READY and not self.held, self.in_flight)
+            self._snapshot = Snapshot(self.name, self.ready and not self.held, self.in_flight)
         return self._snapshot
 
     @property
@@ -149,6 +181,8 @@ class Fleet:
         if old.incarnation == incarnation and member.origin == old.origin:
             old.engine_id = engine_id or old.engine_id
             return old
+        # What an operator took out of service stays out when it comes back.
+        member.parked = old.parked
         self._members[name] = member
         stage = self._by_stage[old.stage]
         stage[stage.index(old)] = member

@@ -23,7 +23,7 @@ def fleet_gauges(fleet: Fleet, now: Callable[[], float]) -> tuple[Gauge, ...]:
         return (((m.stage, m.name, m.url, m.incarnation), 1) for m in fleet.members())
 
     def states() -> Samples:
-        return (((m.stage, m.name, state), m.state is state) for m in fleet.members() for state in State)
+        return (((m.stage, m.name, state), m.shown_state is state) for m in fleet.members() for state in State)
 
     def breakers() -> Samples:
         for m in fleet.members():

@@ -52,6 +52,7 @@ class Route:
         dialect: How legs are written.
         spec: Limits and modes.
         max_handle_age_s: A handle that is older is not used.
+        lease_s: How long prefill keeps KV that nobody fetches.
         serving: The stage that answers: decode, or colocated.
         new_leg_id: A fresh id for the legs of one attempt, which no client can guess.
     """
@@ -60,6 +61,7 @@ class Route:
     dialect: Dialect
     spec: RouterSpec
     max_handle_age_s: float
+    lease_s: float
     serving: Stage
     new_leg_id: Callable[[], bytes]
 
@@ -107,11 +109,14 @@ class Journey:
         self._choose_path()
         try:
             outcome = await self._attempts()
+            if outcome is not None:
+                self._delivery.send(outcome)
         finally:
-            if self._handoff is not None and not self._handoff.used:
-                self._legs.metrics.left_to_lease("client-left-or-failed")
-        if outcome is not None:
-            self._delivery.send(outcome)
+            if self._handoff is not None:
+                if not self._handoff.used:
+                    self._legs.metrics.left_to_lease("client-left-or-failed")
+                # Decode has something to say only once it has the KV.
+                self._unpin(self._handoff, fetched=self._handoff.used and self._record.first_byte_at > 0)
 
     def _choose_path(self) -> None:
         record, route = self._record, self._route
@@ -238,6 +243,7 @@ class Journey:
             leg.outcome = "no-handle"
             return Failure(member.stage, member.name, "no-handle", retry=True, refused=True, error=error)
         self._handoff = Handoff(handle, member, self._legs.now())
+        member.pin()
         self._record.prompt_tokens = handle.prompt_tokens
         self._record.cached_tokens = handle.cached_tokens or 0
         if not _is_of(handle, member):
@@ -257,9 +263,15 @@ class Journey:
 
     def _drop_handoff(self, reason: str) -> None:
         handoff, self._handoff = self._handoff, None
-        if handoff is not None and not handoff.used:
+        if handoff is None:
+            return
+        self._unpin(handoff, fetched=False)
+        if not handoff.used:
             self._legs.metrics.handoff_failed(reason)
             self._legs.metrics.left_to_lease(reason)
+
+    def _unpin(self, handoff: Handoff, *, fetched: bool) -> None:
+        handoff.member.unpin(None if fetched else handoff.since + self._route.lease_s)
 
     # Decode, or the only leg.
 

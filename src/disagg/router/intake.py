@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 
@@ -14,6 +16,7 @@ from disagg.http.messages import Header, Request
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string_or_null = msgspec.json.Decoder(str | None)
+_PRIORITY = re.compile(rb"-?[0-9]{1,9}")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 PASSED_ON = frozenset({b"authorization", b"traceparent", b"tracestate", b"baggage", b"user-agent"})
@@ -37,7 +40,27 @@ class Intake(msgspec.Struct, frozen=True):
     headers: tuple[Header, ...]
 
 
-def read_intake(api: Api, request: Request, names: Collection[str], internal: frozenset[str]) -> Intake:
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What engines are told about who asks.
+
+    Attributes:
+        passed_on: Client headers that reach them.
+        added: Headers that the router adds to each leg.
+    """
+
+    passed_on: frozenset[bytes] = PASSED_ON
+    added: tuple[Header, ...] = ()
+
+    @classmethod
+    def behind_keys(cls, engine: tuple[Header, ...]) -> Self:
+        """Where the router asks clients for keys: those stay here, and the engines get the router's own."""
+        return cls(PASSED_ON - {b"authorization"}, engine)
+
+
+def read_intake(
+    api: Api, request: Request, names: Collection[str], internal: frozenset[str], credentials: Credentials
+) -> Intake:
     """Check a request.
 
     Args:
@@ -45,6 +68,7 @@ def read_intake(api: Api, request: Request, names: Collection[str], internal: fr
         request: As it came.
         names: Models that are served here.
         internal: Body keys that are removed.
+        credentials: Which headers reach the engines.
 
     Raises:
         BadRequestError: If the body is not a JSON object, or is not declared as JSON.
@@ -63,7 +87,8 @@ def read_intake(api: Api, request: Request, names: Collection[str], internal: fr
     _check_model(body, names)
     if not internal.isdisjoint(body) or "vllm_xargs" in body:
         body = bodies.client_body(body, internal)
-    headers = tuple([h for h in request.headers if h[0] in PASSED_ON])
+    passed_on = credentials.passed_on
+    headers = (*[h for h in request.headers if h[0] in passed_on], *credentials.added)
     return Intake(api, body, "stream" in body and bodies.is_true(body, "stream"), headers)
 
 
@@ -78,6 +103,22 @@ def _check_model(body: Body, names: Collection[str]) -> None:
     # Without a name an engine takes its own model, and so do we.
     if name and name not in names:
         raise UnknownModelError(f"The model `{name}` does not exist.", param="model")
+
+
+def priority_of(request: Request, body: Body) -> int:
+    """How urgent a request is, lower is more: its body's `priority`, else the header `x-priority`, else 0.
+
+    A value that is no whole number is the engine's to refuse, or nothing at all in the header.
+    """
+    raw = body.get("priority")
+    text = bytes(raw) if raw is not None else request.header(b"x-priority")
+    return int(text) if text is not None and _PRIORITY.fullmatch(text) else 0
+
+
+def model_of(body: Body) -> str:
+    """The model that a checked request names; empty if it leaves the choice to us."""
+    raw = body.get("model")
+    return (_string_or_null.decode(raw) or "") if raw is not None else ""
 
 
 def public_id(request: Request) -> bytes | None:

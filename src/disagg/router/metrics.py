@@ -21,6 +21,8 @@ from disagg.router.series import ENGINE, TOKEN_SECONDS, Counter, Gauge, Histogra
 from disagg.topology.spec import Stage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+MAX_KEYS = 100
+"""Names of client keys that are counted apart; all further ones share the name `other`."""
 _CLASSES = {n: f"{n}xx" for n in range(1, 6)}
 
 
@@ -71,6 +73,8 @@ class Metrics(Collector):
             TOKEN_SECONDS,
         )
         self._queue = Histogram("disagg_queue_duration_seconds", "How long requests waited for a permit.")
+        self._by_key = Counter("disagg_key_requests", "Requests by the name of the client's key.", ("key", "outcome"))
+        self._key_names: set[str] = set()
         self._prompt_tokens = Counter(
             "disagg_prompt_tokens", "Prompt tokens of answers that tell them, by path.", ("path",)
         )
@@ -133,10 +137,19 @@ class Metrics(Collector):
         status = _CLASSES.get(record.status // 100, "none")
         self._requests.values[record.api, path, record.reason or record.error, record.outcome, status] += 1
         self._duration.values[record.api, path].observe(now - record.started_at)
+        if record.key:
+            self._by_key.values[self._key_label(record.key), record.outcome] += 1
         if record.outcome is Outcome.OK and record.prompt_tokens:
             self._prompt_tokens.values[path,] += record.prompt_tokens
             self._cached_tokens.values[path,] += record.cached_tokens
             self._completion_tokens.values[path,] += record.completion_tokens
+
+    def _key_label(self, name: str) -> str:
+        if name not in self._key_names:
+            if len(self._key_names) >= MAX_KEYS:
+                return "other"
+            self._key_names.add(name)
+        return name
 
     def stream_began(self, path: str, seconds: float) -> Callable[[float], None]:
         """A stream's first event is sent, `seconds` after its request was complete.

@@ -60,6 +60,7 @@ class Record:
         completion_tokens: Length of the answer, as far as an engine has told it.
         bytes_sent: Length of the answer's body, without its framing.
         detail: For the log: what went wrong.
+        key: Name of the client's key; empty if the router asks for none.
     """
 
     public_id: bytes
@@ -79,6 +80,7 @@ class Record:
     completion_tokens: int = 0
     bytes_sent: int = 0
     detail: str = ""
+    key: str = ""
 
     def headers(self) -> list[Header]:
         """Response headers that tell the client which way its request took."""
@@ -96,10 +98,11 @@ class Record:
         """One line of ``key=value`` pairs; nothing of the request's content and no credentials."""
         ttft = f"{self.first_byte_at - self.started_at:.4f}" if self.first_byte_at else "-"
         reason = f" reason={self.reason}" if self.reason else ""
+        key = f" key={self.key}" if self.key else ""
         detail = f" detail={self.detail!r}" if self.detail else ""
         return (
             f"id={self.public_id.decode('latin-1')} api={self.api.value} path={self.path}{reason}"
             f" prefill={self.prefill or '-'} decode={self.decode or '-'} status={self.status}"
             f" outcome={self.outcome} ttft_s={ttft} duration_s={now - self.started_at:.4f}"
-            f" retries={self.retries}{detail}"
+            f" retries={self.retries}{key}{detail}"
         )

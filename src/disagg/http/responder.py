@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
@@ -141,6 +143,13 @@ class Responder:
             self.finished = True
             self._channel.transport.abort()
             self._wake()
+
+    def reset(self) -> None:
+        """The same with a TCP reset, as when the process is gone."""
+        found = self._channel.transport.get_extra_info("socket")
+        if found is not None and not self.finished:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
 
     def _begin(self, status: int, headers: Iterable[Header], length: int | None, first: bytes) -> None:
         if self.started:

@@ -4,46 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from disagg.engines.emulated.form import Identity
 from disagg.engines.emulated.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from disagg.engines.emulated.model import Tokenizer
+from disagg.engines.emulated.parsing import Parsed, StreamParts, call_id, parse
 from disagg.engines.emulated.requests import Generation
 from disagg.engines.emulated.sequence import Sequence
 from disagg.errors import DisaggError
-from disagg.http.messages import error_object
+from disagg.http.messages import Answer, error_object, json_answer
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What every answer of a request repeats.
-
-    Attributes:
-        id: The answer's id.
-        created: Seconds since 1970.
-        model: Name of the model as served.
-        fingerprint: `system_fingerprint`.
-        details: Whether usage tells cached tokens.
-    """
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    details: bool
-
-
-def usage(sequences: Items[Sequence], choices: int, *, details: bool) -> dict[str, Any]:
+def usage(sequences: Items[Sequence], choices: int, *, details: bool, created: int | None = None) -> dict[str, Any]:
     """Usage over all choices; a prompt counts once, however many choices it has."""
     prompt = sum(len(seq.prompt) for seq in sequences[::choices])
     completion = sum(len(seq.output) for seq in sequences)
-    cached = {"cached_tokens": sequences[-1].cached_tokens, "created_cache_tokens": None, "multimodal_tokens": None}
+    cached = {
+        "cached_tokens": sequences[-1].cached_tokens,
+        "created_cache_tokens": created,
+        "multimodal_tokens": None,
+    }
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
@@ -65,7 +51,12 @@ def full(generation: Generation, identity: Identity, sequences: Items[Sequence],
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": identity.fingerprint,
-        "usage": usage(sequences, len(generation.samplings), details=identity.details),
+        "usage": usage(
+            sequences,
+            len(generation.samplings),
+            details=identity.details,
+            created=0 if generation.chat else None,
+        ),
     }
     first = sequences[0]
     if generation.chat:
@@ -83,23 +74,47 @@ def full(generation: Generation, identity: Identity, sequences: Items[Sequence],
 def _chat_choice(generation: Generation, index: int, seq: Sequence, tokenizer: Tokenizer) -> dict[str, Any]:
     top = generation.logprobs
     echoed = generation.echoed[0] if generation.echoed else ""
+    parsed = parsed_answer(seq, generation)
     return {
         "index": index,
-        "message": {
-            "role": generation.role,
-            "content": echoed + seq.text,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-            "reasoning": None,
-        },
+        "message": _message(generation, parsed, echoed),
         "logprobs": None if top is None else chat_logprobs(seq, 0, len(seq.output), top, tokenizer),
-        "finish_reason": seq.finish_reason,
+        "finish_reason": finish_reason(seq, generation, parsed),
         "stop_reason": seq.stop_reason,
         "token_ids": seq.output if generation.return_token_ids else None,
         "routed_experts": None,
     }
+
+
+def parsed_answer(seq: Sequence, generation: Generation) -> Parsed:
+    """The parts of a whole answer."""
+    constraint = generation.constraint
+    if not constraint.parses:
+        return Parsed(content=seq.text)
+    return parse(seq.text, reasoning=constraint.reasons, tools=constraint.mode is not None, final=True)
+
+
+def finish_reason(seq: Sequence, generation: Generation, parsed: Parsed) -> str | None:
+    """Why a choice ended: a call that the model chose itself has a reason of its own, a named one has not."""
+    if parsed.tool is not None and seq.finish_reason == "stop" and generation.constraint.mode != "named":
+        return "tool_calls"
+    return seq.finish_reason
+
+
+def _message(generation: Generation, parsed: Parsed, echoed: str) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "role": generation.role,
+        "content": echoed + parsed.content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if parsed.tool is not None:
+        function = {"name": parsed.tool, "arguments": parsed.arguments}
+        out["tool_calls"] = [{"id": call_id(), "type": "function", "function": function}]
+    out["reasoning"] = parsed.reasoning or None
+    return out
 
 
 def _completion_choice(generation: Generation, index: int, seq: Sequence, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -124,13 +139,15 @@ def error_event(error: DisaggError) -> bytes:
     return b"data: " + json.dumps(error_object(error)).encode() + b"\n\n" + DONE
 
 
-class Stream:
-    """Chunks of one streamed answer."""
+class OpenAiForm:
+    """Chat and text completions."""
 
     def __init__(self, generation: Generation, identity: Identity, tokenizer: Tokenizer) -> None:
         self._generation = generation
         self._identity = identity
         self._tokenizer = tokenizer
+        if not generation.stream:
+            return
         kind = "chat.completion.chunk" if generation.chat else "text_completion"
         head = _encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
         self._head = b"data: " + head[:-1] + b',"choices":['
@@ -141,6 +158,20 @@ class Stream:
         self._plain = not (
             generation.logprobs is not None or generation.return_token_ids or generation.continuous_usage
         )
+        constraint = generation.constraint
+        self._parts = [StreamParts(constraint) for _ in range(count)] if constraint.parses else []
+
+    def full(self, sequences: Items[Sequence]) -> bytes:
+        """A whole answer that is not streamed."""
+        return full(self._generation, self._identity, sequences, self._tokenizer)
+
+    def failed(self, error: DisaggError) -> bytes:
+        """An error inside a stream, and the end of the stream."""
+        return error_event(error)
+
+    def refused(self, error: DisaggError) -> Answer:
+        """An error instead of an answer."""
+        return json_answer(error.status, error_object(error))
 
     def opening(self, sequences: Items[Sequence]) -> bytes:
         """The chunks that come before the first token: the role of each choice, in chat only."""
@@ -166,6 +197,8 @@ class Stream:
         first = self._shown_tokens[index] == 0
         begin, end = self._shown_tokens[index], len(seq.output)
         self._shown_text[index], self._shown_tokens[index] = shown, end
+        if self._parts:
+            return self._parsed_delta(index, seq, text, (begin, end))
         if self._generation.chat:
             return self._chat_delta(index, seq, text, (begin, end))
         return self._completion_delta(index, seq, text, (begin, end), first=first)
@@ -192,6 +225,28 @@ class Stream:
             choice["stop_reason"] = seq.stop_reason
         choice["token_ids"] = seq.output[span[0] : span[1]] if generation.return_token_ids else None
         return self._chunk(choice, seq)
+
+    def _parsed_delta(self, index: int, seq: Sequence, text: str, span: tuple[int, int]) -> bytes:
+        """Chunks of an answer that is taken apart: none for a token that belongs to the form alone."""
+        generation, parts = self._generation, self._parts[index]
+        deltas = parts.feed(text, final=seq.finish_reason is not None)
+        if seq.finish_reason is not None:
+            deltas.append({})
+        top = generation.logprobs
+        out = b""
+        for delta in deltas:
+            last = delta is deltas[-1]
+            choice: dict[str, Any] = {
+                "index": index,
+                "delta": delta,
+                "logprobs": None if top is None or not last else chat_logprobs(seq, *span, top, self._tokenizer),
+                "finish_reason": finish_reason(seq, generation, parts.parsed) if last else None,
+            }
+            if choice["finish_reason"] is not None:
+                choice["stop_reason"] = seq.stop_reason
+            choice["token_ids"] = seq.output[span[0] : span[1]] if last and generation.return_token_ids else None
+            out += self._chunk(choice, seq)
+        return out
 
     def _completion_delta(self, index: int, seq: Sequence, text: str, span: tuple[int, int], *, first: bool) -> bytes:
         generation = self._generation

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from disagg.engines.emulated.faults import Faults, read_faults
 from disagg.engines.emulated.settings import EngineSettings, Role, SimplePace
+from disagg.errors import ConfigError, Problem
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,58 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait for a peer (default: %(default)s)",
     )
     add("--transfer-time", type=float, default=0.0, metavar="SECONDS", help="added to each KV load (default: 0)")
+    _add_api_arguments(parser)
     add("--fault", metavar="JSON", help='faults from the start, such as \'{"delay_s": 2, "requests": 1}\'')
+
+
+def _add_api_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that switch parts of the API on, all named as vLLM's."""
+    add = parser.add_argument
+    add("--lora-modules", nargs="+", metavar="NAME=PATH", help="adapters, each with weights of its own")
+    add("--api-key", nargs="+", metavar="KEY", help="keys of which a request to the API has to bring one")
+    add(
+        "--enable-auto-tool-choice",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let the model call tools without being told to (default: off)",
+    )
+    add("--tool-call-parser", metavar="NAME", help="parse tool calls; without it requests that need one are refused")
+    add("--reasoning-parser", metavar="NAME", help="begin chat answers with reasoning, and report it apart")
+    add(
+        "--enable-scale-out",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="serve /inference/v1/generate and the render endpoints (default: off)",
+    )
+    add("--runner", choices=["generate", "pooling"], default="generate", help="(default: %(default)s)")
+    add(
+        "--scheduling-policy",
+        choices=["fcfs", "priority"],
+        default="fcfs",
+        help="whether priority in requests counts (default: %(default)s)",
+    )
+    add(
+        "--enable-request-id-headers",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="answer with the request's X-Request-Id (default: off)",
+    )
+    add(
+        "--enable-server-load-tracking",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="count requests under way for /load (default: off)",
+    )
+
+
+def _lora_modules(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+    problems = [
+        Problem("--lora-modules", f"{item!r} is not NAME=PATH") for item in given or () if not item.partition("=")[2]
+    ]
+    if problems:
+        raise ConfigError(problems)
+    pairs = [item.partition("=") for item in given or ()]
+    return tuple((name, path) for name, _, path in pairs)
 
 
 def engine_settings(args: argparse.Namespace, engine_id: str | None = None) -> EngineSettings:
@@ -106,6 +158,16 @@ def engine_settings(args: argparse.Namespace, engine_id: str | None = None) -> E
         recompute=args.kv_load_failure_policy == "recompute",
         handshake_timeout_s=args.handshake_timeout,
         transfer_s=args.transfer_time,
+        lora_modules=_lora_modules(args.lora_modules),
+        api_keys=tuple(args.api_key or ()),
+        auto_tool_choice=args.enable_auto_tool_choice,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+        scale_out=args.enable_scale_out,
+        runner=args.runner,
+        priorities=args.scheduling_policy == "priority",
+        request_id_headers=args.enable_request_id_headers,
+        load_tracking=args.enable_server_load_tracking,
     ).checked()
 
 
@@ -118,10 +180,10 @@ def engine_pace(args: argparse.Namespace) -> SimplePace:
     return SimplePace(args.prefill_tokens_per_s, args.decode_step).checked()
 
 
-def engine_faults(args: argparse.Namespace) -> Faults:
+def engine_faults(args: argparse.Namespace) -> tuple[Faults, ...]:
     """Faults from the start.
 
     Raises:
         BadRequestError: If they are no fault description.
     """
-    return read_faults(args.fault.encode()) if args.fault else Faults()
+    return read_faults(args.fault.encode()) if args.fault else ()

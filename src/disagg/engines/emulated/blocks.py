@@ -90,6 +90,11 @@ class BlockPool:
             self._by_key[key] = block
             self._key_of[block] = key
 
+    def forget(self) -> None:
+        """Empty the prefix cache; blocks that are in use stay."""
+        self._by_key.clear()
+        self._key_of.clear()
+
     def context(self, blocks: Sequence[int], length: int) -> int:
         """Sum of the KV content of the first `length` positions, read from the blocks now."""
         if length == 0:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from disagg.engines.emulated.engine import Engine
+from disagg.engines.emulated.faults import FaultBox
 from disagg.engines.emulated.handoff import RemoteKv
 from disagg.engines.emulated.sequence import Sequence, State
 from disagg.engines.emulated.settings import Pace
@@ -48,20 +49,24 @@ class Driver:
         pace: How long its steps take.
         clock: Time.
         puller: Connections to prefill engines; None without a KV connector.
+        faults: What goes wrong with KV loads.
     """
 
-    def __init__(self, engine: Engine, pace: Pace, clock: Clock, puller: Puller | None) -> None:
+    def __init__(
+        self, engine: Engine, pace: Pace, clock: Clock, puller: Puller | None, faults: FaultBox | None = None
+    ) -> None:
         self.engine = engine
         self.pace = pace
         self.clock = clock
         self.puller = puller
-        self.transfer_s = engine.settings.transfer_s
+        self._faults = faults or FaultBox((), clock.now)
         self._wake = asyncio.Event()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._held: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loads: set[Sequence] = set()
+        self._loads: dict[Sequence, asyncio.Task[None]] = {}
+        self._stuck: set[Sequence] = set()
         self._main: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -91,8 +96,13 @@ class Driver:
         """The client has left."""
         loading = seq.state is State.LOADING
         self.engine.abort(seq)
-        if loading and seq not in self._loads:
+        if loading and (seq not in self._loads or seq in self._stuck):
+            # Nothing writes into its blocks.
+            if seq in self._stuck:
+                self._loads[seq].cancel()
             self.engine.drop_load(seq)
+        elif loading and self._faults.frees_early():
+            self.engine.pool.release(seq.blocks)
         self._wake.set()
 
     def release(self, remote: RemoteKv) -> None:
@@ -186,17 +196,17 @@ class Driver:
             for seq in loads:
                 remote = seq.remote
                 if remote is not None and self.puller is not None and not remote.lost:
-                    self._loads.add(seq)
-                    self._spawn(self._load(self.puller, remote, seq))
+                    self._loads[seq] = self._spawn(self._load(self.puller, remote, seq))
         if engine.to_release:
             releases, engine.to_release = engine.to_release, []
             for remote in releases:
                 self.release(remote)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _load(self, puller: Puller, remote: RemoteKv, seq: Sequence) -> None:
         engine = self.engine
@@ -204,18 +214,48 @@ class Driver:
         data: bytes | None = None
         size = 0
         try:
-            if self.transfer_s:
-                await self.clock.sleep(self.transfer_s)
-            data, size = await puller.read(remote, count)
+            data, size = await self._fetch(puller, remote, seq, count)
         except TransferError as error:
             log.warning("request %s: KV load failed: %s", seq.request_id, error)
+        finally:
+            self._loads.pop(seq, None)
+            self._stuck.discard(seq)
         await self._thawed.wait()
-        self._loads.discard(seq)
-        if seq.state is State.FINISHED:
-            engine.drop_load(seq)
-        else:
+        if seq.state is not State.FINISHED:
             engine.loaded(seq, data, size)
+        elif self._faults.frees_early():
+            # The blocks were given back when the request was aborted; whoever has them now is written over.
+            if data is not None:
+                engine.pool.write_raw(seq.blocks[-count:] if count else [], data, size)
+        else:
+            engine.drop_load(seq)
         self._wake.set()
+
+    async def _fetch(self, puller: Puller, remote: RemoteKv, seq: Sequence, count: int) -> tuple[bytes, int]:
+        """Read KV with the faults that are in force."""
+        faults = self._faults.transfers()
+        delay = self.engine.settings.transfer_s + faults.transfer_s
+        if faults.transfer_bytes_per_s:
+            delay += count * self.engine.settings.block_size * 8 / faults.transfer_bytes_per_s
+        if delay:
+            await self.clock.sleep(delay)
+        if faults.transfer == "lost":
+            raise TransferError("the transfer was lost")
+        if faults.transfer == "half":
+            await puller.read(remote, count // 2, notify=False)
+            self._stuck.add(seq)
+            await asyncio.get_running_loop().create_future()
+        data, size = await puller.read(remote, count, notify=not faults.notice)
+        if faults.notice == "duplicate":
+            puller.notify(remote)
+            puller.notify(remote)
+        elif faults.notice == "late":
+            self._spawn(self._notify_late(puller, remote, faults.notice_delay_s))
+        return (bytes(byte ^ 0x5A for byte in data) if faults.transfer == "corrupt" else data), size
+
+    async def _notify_late(self, puller: Puller, remote: RemoteKv, delay: float) -> None:
+        await self.clock.sleep(delay)
+        puller.notify(remote)
 
     async def _release(self, puller: Puller, remote: RemoteKv) -> None:
         try:

@@ -91,7 +91,11 @@ class Engine:
             # Log probabilities of the prompt need every position computed here.
             self.to_release.append(seq.remote)
             seq.remote = None
-        self.waiting.append(seq)
+        if self.settings.priorities:
+            at = next((n for n, other in enumerate(self.waiting) if other.priority > seq.priority), len(self.waiting))
+            self.waiting.insert(at, seq)
+        else:
+            self.waiting.append(seq)
 
     def abort(self, seq: Sequence) -> None:
         """The client has left: free what the sequence holds; nothing is reported."""
@@ -201,7 +205,7 @@ class Engine:
                 continue
             start = seq.computed
             before = pool.context(seq.blocks, start)
-            sums = model.extend(before, seq.tokens(start, count))
+            sums = (seq.adapter or model).extend(before, seq.tokens(start, count))
             pool.write(seq.blocks, start, before, sums)
             end = seq.computed = start + count
             if start // size != end // size:
@@ -301,7 +305,7 @@ class Engine:
         if not seq.output:
             counters.prompt_tokens += len(seq.prompt)
             counters.computed_prompt_tokens += max(0, len(seq.prompt) - seq.cached_tokens - seq.external_tokens)
-        token = seq.choose(self.model, context)
+        token = seq.choose(seq.adapter or self.model, context)
         counters.generation_tokens += 1
         if seq.append(token, context, self.tokenizer, self.settings.max_model_len):
             self.running.remove(seq)

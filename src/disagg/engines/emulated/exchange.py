@@ -6,14 +6,14 @@ import asyncio
 from typing import ClassVar
 from uuid import uuid4
 
-from disagg.engines.emulated.answers import Identity, Stream, error_event, full
 from disagg.engines.emulated.driver import Driver
-from disagg.engines.emulated.faults import Output
+from disagg.engines.emulated.form import Form, Identity
 from disagg.engines.emulated.handoff import RemoteKv
+from disagg.engines.emulated.output import Output
 from disagg.engines.emulated.requests import Generation
 from disagg.engines.emulated.sequence import Sequence
 from disagg.errors import DisaggError
-from disagg.http.messages import JSON_TYPE, SSE_TYPE, error_object, json_answer
+from disagg.http.messages import JSON_TYPE, SSE_TYPE, Header
 
 
 class EngineFailedError(DisaggError):
@@ -34,12 +34,19 @@ class Exchange:
         driver: The engine that runs it.
         generation: What to generate.
         identity: What the answer repeats.
+        form: How the answer is written.
         remote: KV of the prompt that another engine holds.
         output: Where the answer goes.
     """
 
     def __init__(
-        self, driver: Driver, generation: Generation, identity: Identity, remote: RemoteKv | None, output: Output
+        self,
+        driver: Driver,
+        generation: Generation,
+        identity: Identity,
+        form: Form,
+        remote: RemoteKv | None,
+        output: Output,
     ) -> None:
         self._driver = driver
         self._generation = generation
@@ -47,8 +54,8 @@ class Exchange:
         self._identity = identity
         self._opened = False
         self._left = 0
-        tokenizer = driver.engine.tokenizer
-        self._stream = Stream(generation, identity, tokenizer) if generation.stream else None
+        self._form = form
+        self.headers: tuple[Header, ...] = ()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sequences = self._make(remote)
         self._index = {seq: index for index, seq in enumerate(self.sequences)}
@@ -60,7 +67,7 @@ class Exchange:
         many = len(generation.samplings) > 1
         out = []
         for number, prompt in enumerate(generation.prompts):
-            base = self._identity.id if generation.chat else f"{self._identity.id}-{number}"
+            base = f"{self._identity.internal}-{number}" if self._identity.numbered else self._identity.internal
             for choice, sampling in enumerate(generation.samplings):
                 request_id = f"{base}-{uuid4().hex[:8]}"
                 out.append(
@@ -73,6 +80,8 @@ class Exchange:
                         remote=remote,
                         keep_for_decode=keep,
                         salt_key=generation.cache_salt,
+                        adapter=generation.adapter,
+                        priority=generation.priority,
                     )
                 )
         return out
@@ -80,9 +89,9 @@ class Exchange:
     def run(self) -> None:
         """Start; `done` is set when the answer is complete."""
         self._left = len(self.sequences)
-        if self._stream is not None:
+        if self._generation.stream:
             # The head goes out at once: what fails later is told inside the stream.
-            self._output.start(200, (SSE_TYPE,))
+            self._output.start(200, (SSE_TYPE, *self.headers))
         for seq in self.sequences:
             self._driver.submit(seq)
 
@@ -91,6 +100,18 @@ class Exchange:
         for seq in self.sequences:
             self._driver.abort(seq)
         self._close()
+
+    def named(self, wanted: set[object]) -> bool:
+        """Whether it is meant by one of these ids, with or without the suffix."""
+        return any(seq.request_id in wanted or seq.request_id[:-9] in wanted for seq in self.sequences)
+
+    def end(self) -> None:
+        """Somebody else wants it ended: what there is so far is the answer, and it says that it was aborted."""
+        if self.done.done():
+            return
+        for seq in self.sequences:
+            self._driver.abort(seq)
+            self._on_output(seq)
 
     def fail(self, message: str) -> None:
         """Fail with this message, unless it is over."""
@@ -103,32 +124,31 @@ class Exchange:
         if seq.finish_reason == "error":
             self._fail(EngineFailedError(REQUEST_FAILED))
             return
-        stream = self._stream
-        if stream is not None:
-            opening = b"" if self._opened else stream.opening(self.sequences)
+        if self._generation.stream:
+            form = self._form
+            opening = b"" if self._opened else form.opening(self.sequences)
             self._opened = True
-            self._output.write(opening + stream.delta(self._index[seq], seq))
+            self._output.write(opening + form.delta(self._index[seq], seq))
         if seq.finish_reason is not None:
             self._left -= 1
             if self._left == 0:
                 self._complete()
 
     def _complete(self) -> None:
-        if self._stream is not None:
-            self._output.finish(self._stream.closing(self.sequences))
+        if self._generation.stream:
+            self._output.finish(self._form.closing(self.sequences))
         else:
-            tokenizer = self._driver.engine.tokenizer
-            self._output.send(200, full(self._generation, self._identity, self.sequences, tokenizer), (JSON_TYPE,))
+            self._output.send(200, self._form.full(self.sequences), (JSON_TYPE, *self.headers))
         self._close()
 
     def _fail(self, error: DisaggError) -> None:
         for seq in self.sequences:
             self._driver.abort(seq)
-        if self._stream is not None:
-            self._output.finish(error_event(error))
+        if self._generation.stream:
+            self._output.finish(self._form.failed(error))
         else:
-            answer = json_answer(error.status, error_object(error))
-            self._output.send(answer.status, answer.body, answer.headers)
+            answer = self._form.refused(error)
+            self._output.send(answer.status, answer.body, (*answer.headers, *self.headers))
         self._close()
 
     def _close(self) -> None:

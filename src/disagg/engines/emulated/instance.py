@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.driver import Driver, WallClock
 from disagg.engines.emulated.engine import Engine
 from disagg.engines.emulated.exchange import ENGINE_DEAD
 from disagg.engines.emulated.faults import FaultBox, Faults
 from disagg.engines.emulated.handoff import LocalSide
-from disagg.engines.emulated.server import Api, Core
+from disagg.engines.emulated.server import Api
 from disagg.engines.emulated.settings import EngineSettings, Pace, Role
 from disagg.engines.emulated.transfer import Puller, SideChannel
 from disagg.http.limits import ServerLimits
@@ -55,13 +56,14 @@ class Instance:
         pace: Pace,
         addresses: Addresses,
         *,
-        faults: Faults | None = None,
+        faults: tuple[Faults, ...] = (),
         on_death: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings.checked()
         self.addresses = addresses
         self._pace = pace
-        self._faults = FaultBox(faults or Faults())
+        self._faults = FaultBox(faults, time.monotonic)
+        self._faults.arm()
         self._on_death = on_death
         self._background: set[asyncio.Task[None]] = set()
         self._core: Core | None = None
@@ -98,9 +100,8 @@ class Instance:
                 settings.handshake_timeout_s,
                 settle_failures=not settings.recompute,
             )
-        driver = Driver(engine, self._pace, WallClock(), puller)
-        driver.transfer_s += self._faults.current.transfer_s
-        core = Core(engine, driver, self._faults, self.die, self._control, created=int(time.time()))
+        driver = Driver(engine, self._pace, WallClock(), puller, self._faults)
+        core = Core(engine, driver, self._faults, self.die, self._control, created=time.time())
         server = Server(Api(core).handle, _LIMITS)
         await server.start(where.host, where.port)
         self._server = server
@@ -134,9 +135,11 @@ class Instance:
             await self._server.drain(timeout_s)
         await self.stop()
 
-    async def restart(self) -> None:
-        """Start again on the same ports, as another incarnation with an empty cache."""
+    async def restart(self, down_s: float = 0.0) -> None:
+        """Start again on the same ports, as another incarnation with an empty cache, `down_s` seconds later."""
         await self.stop()
+        if down_s:
+            await asyncio.sleep(down_s)
         self.settings = replace(self.settings, engine_id=str(uuid4()))
         await self.start()
 
@@ -157,17 +160,56 @@ class Instance:
         if self._on_death is not None:
             self._on_death()
 
-    async def _control(self, action: str) -> None:
-        driver = self.core.driver
+    async def _control(self, action: str, for_s: float) -> None:
+        core = self.core
         match action:
-            case "freeze":
-                driver.freeze()
+            case "freeze" | "freeze-core":
+                core.silent = action == "freeze"
+                core.driver.freeze()
+                if for_s:
+                    self._later(self._thaw(core, for_s))
             case "thaw":
-                driver.thaw()
+                core.silent = False
+                core.driver.thaw()
             case "crash":
                 self._later(self._go(0.0))
+            case "kill-core":
+                self._later(self._lose_core(for_s))
+            case "refuse":
+                self._later(self._refuse(for_s))
             case _:
-                self._later(self.restart())
+                self._later(self.restart(for_s))
+
+    @staticmethod
+    async def _thaw(core: Core, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        core.silent = False
+        core.driver.thaw()
+
+    async def _lose_core(self, after_s: float) -> None:
+        """The engine is gone at once; the door reports it for a while, and then ends as well."""
+        core = self.core
+        core.driver.freeze()
+        core.dead = True
+        for exchange in tuple(core.exchanges):
+            exchange.fail(ENGINE_DEAD)
+        await self._go(after_s or _LAST_WORDS_S)
+
+    async def _refuse(self, for_s: float) -> None:
+        """Close the door and keep the engine: connections are refused, and KV is kept."""
+        server, core = self._server, self.core
+        if server is None:
+            return
+        self._server = None
+        await server.stop()
+        if for_s:
+            await asyncio.sleep(for_s)
+            await self._open_door(core)
+
+    async def _open_door(self, core: Core) -> None:
+        server = Server(Api(core).handle, _LIMITS)
+        await server.start(self.addresses.host, self.addresses.port)
+        self._server = server
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         # Not awaited by the request that asked: stopping the server ends that request's own task.

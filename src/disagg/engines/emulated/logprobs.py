@@ -9,7 +9,7 @@ from disagg.engines.emulated.requests import Generation
 from disagg.engines.emulated.sequence import Sequence
 
 
-def _ranked(context: int, token: int, top: int) -> list[tuple[int, float]]:
+def ranked(context: int, token: int, top: int) -> list[tuple[int, float]]:
     """The sampled token and the most likely others, at least one entry, most likely first."""
     out = [(token, logprob_of(context, 1))]
     salt = 1
@@ -25,7 +25,7 @@ def _ranked_prompt(context: int, token: int, top: int) -> list[tuple[int, float,
     """A prompt token with a rank of its own, then the most likely ones, as token, log probability and rank."""
     rank = 2 + top + mix(context ^ token) % 500
     out = [(token, logprob_of(context, 1) - rank / 64, rank)]
-    for place, (other, value) in enumerate(_ranked(context, WORDS[mix(context) % len(WORDS)], top), 1):
+    for place, (other, value) in enumerate(ranked(context, WORDS[mix(context) % len(WORDS)], top), 1):
         if place <= top and other != token:
             out.append((other, value, place))
     return out
@@ -40,9 +40,9 @@ def chat_logprobs(seq: Sequence, begin: int, end: int, top: int, tokenizer: Toke
     """Of the output tokens from `begin` to `end`, each with `top` alternatives."""
     content = []
     for token, context in zip(seq.output[begin:end], seq.contexts[begin:end], strict=True):
-        ranked = _ranked(context, token, top)
-        entry = _entry(token, ranked[0][1], tokenizer)
-        entry["top_logprobs"] = [_entry(other, value, tokenizer) for other, value in ranked[:top]]
+        rows = ranked(context, token, top)
+        entry = _entry(token, rows[0][1], tokenizer)
+        entry["top_logprobs"] = [_entry(other, value, tokenizer) for other, value in rows[:top]]
         content.append(entry)
     return {"content": content}
 
@@ -78,7 +78,7 @@ def completion_logprobs(
         if context is not None and index < prompt_rows:
             pairs = [(other, value) for other, value, _ in _ranked_prompt(context, token, top)]
         elif context is not None:
-            pairs = _ranked(context, token, top)[: max(1, top)]
+            pairs = ranked(context, token, top)[: max(1, top)]
         out["token_logprobs"].append(None if pairs is None else pairs[0][1])
         named = None if pairs is None else {tokenizer.token_text(t, special=True): value for t, value in pairs}
         out["top_logprobs"].append(named)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from disagg.engines.emulated.constraints import FREE, Constraint, read_constraint
 from disagg.engines.emulated.fields import Fields, problem, rejected
-from disagg.engines.emulated.model import Tokenizer
+from disagg.engines.emulated.model import Tokenizer, ToyModel
 from disagg.engines.emulated.prompts import chat_tokens, check_length, check_text, completion_prompts, given_tokens
 from disagg.engines.emulated.sampling import SamplingDraft
 from disagg.engines.emulated.sequence import Sampling
@@ -15,7 +16,7 @@ from disagg.engines.emulated.settings import EngineSettings
 from disagg.errors import BadRequestError, UnknownModelError
 
 _MAX_LOGPROBS = 20
-_UNSUPPORTED = ("structured_outputs", "prompt_embeds", "documents", "chat_template", "logprob_token_ids")
+_UNSUPPORTED = ("prompt_embeds", "documents", "chat_template", "logprob_token_ids")
 
 
 @dataclass(slots=True)
@@ -37,6 +38,10 @@ class Generation:
         role: Role of the answer's message.
         kv_params: Handoff parameters as sent.
         cache_salt: Separates prefix caches.
+        constraint: The shape that the answer has to have.
+        model: Name of the model in the answer.
+        adapter: Weights of the adapter that was asked for.
+        priority: Lower ones are served first, where priorities count.
     """
 
     chat: bool
@@ -53,6 +58,10 @@ class Generation:
     role: str = "assistant"
     kv_params: dict[str, Any] | None = None
     cache_salt: str = ""
+    constraint: Constraint = FREE
+    model: str = ""
+    adapter: ToyModel | None = None
+    priority: int = 0
 
 
 def read_generation(
@@ -81,11 +90,10 @@ def read_generation(
     _refuse_unsupported(body)
     if chat and body.get("messages") is None:
         fields.problems.insert(0, problem("missing", "body.messages", "Field required", dict(body)))
+    out.priority = fields.integer("priority") or 0
     fields.done()
-    if model and model not in settings.served_model_names:
-        valid = ", ".join(settings.served_model_names)
-        raise UnknownModelError(f"The model `{model}` does not exist. Valid aliases: {valid}.", param="model")
-    _check_tools(body, fields)
+    choose_model(out, model, settings)
+    out.constraint = read_constraint(body, settings, tokenizer, chat=chat)
     _read_prompts(out, body, settings, tokenizer, echo=echo)
     draft.check_length(settings.max_model_len)
     out.only_echo = echo and draft.asked == 0 and not chat
@@ -97,8 +105,27 @@ def read_generation(
         1 if out.only_echo else draft.limit(room),
         record=out.logprobs is not None,
         prompt_logprobs=out.prompt_logprobs is not None,
+        script=out.constraint.script,
     )
     return out
+
+
+def choose_model(out: Generation, model: str | None, settings: EngineSettings) -> None:
+    """Set the model that a request names; without a name it is the first that is served.
+
+    Raises:
+        UnknownModelError: If it is not served here.
+    """
+    names = settings.served_model_names
+    out.model = names[0]
+    if not model or model in names:
+        return
+    if any(model == name for name, _ in settings.lora_modules):
+        out.model = model
+        out.adapter = ToyModel.named(f"{settings.model}+{model}", settings.mean_output_tokens)
+        out.cache_salt = f"{out.cache_salt}\0{model}"
+        return
+    raise UnknownModelError(f"The model `{model}` does not exist. Valid aliases: {', '.join(names)}.", param="model")
 
 
 def _read_stream_options(out: Generation, fields: Fields) -> None:
@@ -145,28 +172,8 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     found = [name for name in _UNSUPPORTED if body.get(name)]
     if body.get("use_beam_search"):
         found.append("use_beam_search")
-    form = body.get("response_format")
-    if isinstance(form, dict) and form.get("type") != "text":
-        found.append("response_format")
     if found:
         raise BadRequestError(f"The emulated engine does not support {', '.join(found)}.", param=found[0])
-
-
-def _check_tools(body: Mapping[str, Any], fields: Fields) -> None:
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    if isinstance(tools, list) and not tools:
-        raise rejected(
-            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
-            "tools",
-        )
-    if choice not in (None, "none") and not tools:
-        raise rejected("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    if tools and choice in (None, "auto"):
-        raise BadRequestError(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-        )
-    if tools and choice != "none":
-        raise BadRequestError("The emulated engine does not support a forced tool_choice.", param="tool_choice")
 
 
 def _read_prompts(

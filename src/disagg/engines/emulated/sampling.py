@@ -6,6 +6,7 @@ import math
 
 from disagg.engines.emulated.fields import Fields, rejected
 from disagg.engines.emulated.model import VOCAB_SIZE, mix
+from disagg.engines.emulated.script import Script
 from disagg.engines.emulated.sequence import Sampling
 
 _GREEDY = 1e-5
@@ -62,7 +63,9 @@ class SamplingDraft:
         """Output tokens at most, where the context has room for so many."""
         return room if self.asked is None else min(self.asked, room)
 
-    def samplings(self, max_tokens: int, *, record: bool, prompt_logprobs: bool) -> list[Sampling]:
+    def samplings(
+        self, max_tokens: int, *, record: bool, prompt_logprobs: bool, script: Script | None = None
+    ) -> list[Sampling]:
         """One sampling per choice.
 
         Raises:
@@ -88,6 +91,7 @@ class SamplingDraft:
                     banned=banned,
                     record=record,
                     prompt_logprobs=prompt_logprobs,
+                    script=script,
                 )
             )
         return out

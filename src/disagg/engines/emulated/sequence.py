@@ -10,6 +10,7 @@ from typing import Literal
 from disagg.engines.emulated.blocks import prefix_keys
 from disagg.engines.emulated.handoff import RemoteKv
 from disagg.engines.emulated.model import EOS, MASK, Tokenizer, ToyModel, mix
+from disagg.engines.emulated.script import Script
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -40,6 +41,7 @@ class Sampling:
         banned: Tokens that are never chosen.
         record: Keep the KV sum behind each output token, for log probabilities.
         prompt_logprobs: Keep the KV sum at each prompt position; nothing of the prompt is taken from a cache.
+        script: What the answer has to say, if its shape is demanded.
     """
 
     max_tokens: int
@@ -53,6 +55,7 @@ class Sampling:
     banned: frozenset[int] = frozenset()
     record: bool = False
     prompt_logprobs: bool = False
+    script: Script | None = None
 
     @property
     def hold_back(self) -> int:
@@ -80,6 +83,9 @@ class Sequence:
         computed: Positions whose KV is in `blocks`.
         params_out: Handoff parameters to return, once finished.
         placed: The cache was searched for it, and counted so.
+        adapter: Weights of its own, None for the base model.
+        priority: Lower ones are served first, where priorities count.
+        lines: Tokens that it has to say, once they are known.
     """
 
     request_id: str
@@ -104,6 +110,9 @@ class Sequence:
     params_out: dict[str, object] | None = None
     keys: list[int] | None = None
     placed: bool = False
+    adapter: ToyModel | None = None
+    priority: int = 0
+    lines: list[int] | None = None
 
     @property
     def length(self) -> int:
@@ -128,6 +137,11 @@ class Sequence:
     def choose(self, model: ToyModel, context: int) -> int:
         """Sample the next token from the KV."""
         sampling = self.sampling
+        if sampling.script is not None:
+            if self.lines is None:
+                self.lines = sampling.script.tokens(context ^ sampling.salt)
+            if len(self.output) < len(self.lines):
+                return self.lines[len(self.output)]
         may_end = len(self.output) >= sampling.min_tokens and not sampling.ignore_eos
         if sampling.forced:
             return sampling.forced[mix(context ^ sampling.salt) % len(sampling.forced)]

@@ -3,57 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from uuid import uuid4
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
-from disagg.engines.emulated import metrics
-from disagg.engines.emulated.answers import Identity
-from disagg.engines.emulated.driver import Driver
-from disagg.engines.emulated.engine import Engine
+from disagg.engines.emulated import admin, metrics
+from disagg.engines.emulated.apis import pooling, utility
+from disagg.engines.emulated.apis.base import GeneratingApi
+from disagg.engines.emulated.apis.messages import Messages, count_tokens
+from disagg.engines.emulated.apis.models import model_list
+from disagg.engines.emulated.apis.openai import Chat, Completions
+from disagg.engines.emulated.apis.responses import Responses, UnknownResponseError
+from disagg.engines.emulated.apis.tokens import Generate
+from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.exchange import ENGINE_DEAD, REQUEST_FAILED, EngineFailedError, Exchange
-from disagg.engines.emulated.faults import CutOutput, FaultBox, Faults, Output, read_faults
+from disagg.engines.emulated.faults import Faults
 from disagg.engines.emulated.fields import UnreadableBodyError, read_object
 from disagg.engines.emulated.handoff import FatalHandoffError, RemoteKv, read_remote
-from disagg.engines.emulated.requests import Generation, read_generation
-from disagg.errors import BadRequestError, ClientError
-from disagg.http.messages import JSON_TYPE, Request, json_answer
+from disagg.engines.emulated.model import Tokenizer
+from disagg.engines.emulated.output import FaultyOutput
+from disagg.engines.emulated.requests import Generation
+from disagg.engines.emulated.settings import EngineSettings
+from disagg.errors import ClientError, DisaggError
+from disagg.http.messages import JSON_TYPE, Header, Request, error_object, json_answer
 from disagg.http.responder import Responder
 
 VERSION = "0.32.0"
 """The vLLM version whose behaviour this engine has."""
-_POST = ("/v1/chat/completions", "/v1/completions")
-_GET = ("/v1/models", "/health", "/version", "/metrics", "/load")
-_ADMIN = "/emulated/"
-
-
-@dataclass(slots=True)
-class Core:
-    """A running engine as its endpoints see it.
-
-    Attributes:
-        engine: The state.
-        driver: What runs it.
-        faults: What is to go wrong.
-        die: Called when a request has brought the engine down.
-        control: Carries out `freeze`, `thaw`, `crash` and `restart`.
-        exchanges: Requests that are under way.
-        dead: The engine is down and only the process is still there.
-        created: When it started, in seconds since 1970.
-    """
-
-    engine: Engine
-    driver: Driver
-    faults: FaultBox
-    die: Callable[[], None]
-    control: Callable[[str], Awaitable[None]]
-    exchanges: set[Exchange] = field(default_factory=set)
-    dead: bool = False
-    created: int = 0
+_GENERATE = "/inference/v1/generate"
+_ABORT = "/inference/v1/abort_requests"
+APIS: Mapping[str, GeneratingApi] = {
+    "/v1/chat/completions": Chat(),
+    "/v1/completions": Completions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+    _GENERATE: Generate(),
+}
+"""The endpoints that generate."""
+_RENDERS = {f"{path}/render": api for path, api in APIS.items() if path != _GENERATE}
+_Plain = Callable[[Mapping[str, Any], EngineSettings, Tokenizer], dict[str, Any]]
+_PLAIN: Mapping[str, _Plain] = {
+    "/tokenize": utility.tokenize,
+    "/detokenize": utility.detokenize,
+    "/v1/messages/count_tokens": count_tokens,
+}
+_GET = ("/v1/models", "/health", "/version", "/metrics", "/load", "/kv_event_sources", "/ping")
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+_SCALE_OUT_OFF = {
+    "message": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+    "type": "PermissionDeniedError",
+    "param": None,
+    "code": 403,
+}
 
 
 class Api:
@@ -61,76 +67,126 @@ class Api:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        settings = core.engine.settings
+        self._admin = admin.Admin(core)
+        settings = self._settings = core.engine.settings
         shape = repr(replace(settings, engine_id="")).encode()
         self._fingerprint = f"vllm-{VERSION}-{crc32(shape):08x}"
-        self._details = settings.prompt_tokens_details
+        self._keys = [f"Bearer {key}".encode() for key in settings.api_keys]
+        generates = settings.runner == "generate"
+        self._apis: Mapping[str, GeneratingApi] = APIS if generates else {}
+        self._posts = {*_PLAIN, *_RENDERS, _ABORT, "/ping"} if generates else {"/tokenize", "/detokenize", "/ping"}
+        if not generates:
+            self._posts |= pooling.PATHS
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer one request."""
-        path = request.path
-        if path.startswith(_ADMIN):
-            await self._admin(path.removeprefix(_ADMIN), request, responder)
+        path, core = request.path, self._core
+        if path.startswith(admin.PREFIX):
+            await self._admin.handle(request, responder)
             return
-        if self._core.driver.frozen:
-            await self._core.driver.thawed()
-        method = request.method
-        if path in _POST and method == "POST":
-            await self._generate(request, responder)
-        elif (path in _GET and method == "GET") or (path == "/ping" and method in {"GET", "POST"}):
+        if core.silent:
+            await core.driver.thawed()
+        if self._keys and path.startswith(_GUARDED) and not self._allowed(request):
+            responder.send_answer(json_answer(401, {"error": "Unauthorized"}))
+            return
+        api = self._apis.get(path)
+        if api is not None and request.method == "POST":
+            await self._generate(api, request, responder)
+        elif path in self._posts and request.method == "POST":
+            self._post(request, responder)
+        elif path in _GET and request.method == "GET":
             self._read(path, responder)
-        elif path in _POST or path in _GET or path == "/ping":
-            allowed = b"POST" if path in _POST else b"GET"
+        elif api is not None or path in self._posts or path in _GET:
+            allowed = b"GET" if path in _GET else b"POST"
             body = msgspec.json.encode({"detail": "Method Not Allowed"})
             responder.send(405, body, (JSON_TYPE, (b"allow", allowed)))
+        elif path.startswith("/v1/responses/") and self._apis:
+            name = path.split("/")[3]
+            error = UnknownResponseError(f"Response with id '{name}' not found.", param="response_id")
+            responder.send_answer(json_answer(404, error_object(error)))
         else:
             responder.send_answer(json_answer(404, {"detail": "Not Found"}))
 
+    def _allowed(self, request: Request) -> bool:
+        given = request.header(b"authorization") or b""
+        scheme, _, key = given.partition(b" ")
+        whole = b"Bearer " + key if scheme.lower() == b"bearer" else b""
+        return any(hmac.compare_digest(whole, known) for known in self._keys)
+
     # Generation.
 
-    async def _generate(self, request: Request, responder: Responder) -> None:
+    async def _generate(self, api: GeneratingApi, request: Request, responder: Responder) -> None:
         core = self._core
-        faults = core.faults.take()
+        faults = core.faults.take(request)
         if faults.delay_s:
             await asyncio.sleep(faults.delay_s)
+        if faults.silent:
+            await asyncio.get_running_loop().create_future()
         if faults.status:
-            error = {"message": REQUEST_FAILED, "type": "InternalServerError", "param": None, "code": faults.status}
-            responder.send_answer(json_answer(faults.status, {"error": error}))
+            _refuse(faults, responder)
             return
-        if core.dead:
-            raise EngineFailedError(ENGINE_DEAD)
-        chat = request.path == _POST[0]
+        if api.prefix == Generate.prefix and not self._settings.scale_out:
+            responder.send_answer(json_answer(403, {"error": _SCALE_OUT_OFF}))
+            return
         try:
+            if core.dead:
+                raise EngineFailedError(ENGINE_DEAD)
             body = read_object(request.body, request.header(b"content-type"))
+            generation, remote = self._check(api, body)
         except UnreadableBodyError as error:
             responder.send_answer(json_answer(400, {"detail": error.message}))
             return
-        generation, remote = self._check(body, chat=chat)
+        except DisaggError as error:
+            answer = api.refused(error)
+            responder.send(answer.status, answer.body, (*answer.headers, *self._echoed(request)))
+            return
+        await self._run(api, request, body, (generation, remote), (responder, faults))
+
+    async def _run(
+        self,
+        api: GeneratingApi,
+        request: Request,
+        body: Mapping[str, Any],
+        work: tuple[Generation, RemoteKv | None],
+        to: tuple[Responder, Faults],
+    ) -> None:
+        """Run a request that was accepted, and answer it."""
+        core = self._core
+        (generation, remote), (responder, faults) = work, to
         if faults.no_handle:
             generation.kv_params = None
-        identity = self._identify(request, body, chat=chat)
-        output = _output(responder, faults)
-        exchange = Exchange(core.driver, generation, identity, remote, output)
+        header = request.header(b"x-request-id")
+        given = header.decode("latin-1") if header is not None else None
+        details = self._settings.prompt_tokens_details
+        identity = api.identify(given, body, generation.model, self._fingerprint, details=details)
+        faulty = FaultyOutput(responder, faults) if faults.rewrites else None
+        form = api.form(generation, identity, body, core.engine.tokenizer)
+        exchange = Exchange(core.driver, generation, identity, form, remote, faulty or responder)
+        exchange.headers = self._echoed(request)
         core.exchanges.add(exchange)
         responder.on_disconnect(exchange.cancel)
         try:
             exchange.run()
+            if faulty is not None:
+                await faulty.pump()
             await exchange.done
-            if output is not responder:
-                # A cut answer is never complete: this ends when the connection does.
-                await asyncio.get_running_loop().create_future()
         finally:
             core.exchanges.discard(exchange)
 
-    def _check(self, body: dict[str, object], *, chat: bool) -> tuple[Generation, RemoteKv | None]:
+    def _echoed(self, request: Request) -> tuple[Header, ...]:
+        if not self._settings.request_id_headers:
+            return ()
+        given = request.header(b"x-request-id")
+        return () if given is None else ((b"x-request-id", given),)
+
+    def _check(self, api: GeneratingApi, body: dict[str, Any]) -> tuple[Generation, RemoteKv | None]:
         """Check a request. One that is refused and names remote KV lets it go, as vLLM does since 0.32."""
         core = self._core
-        engine = core.engine
         params = body.get("kv_transfer_params") if core.driver.puller is not None else None
         try:
-            generation = read_generation(body, "chat" if chat else "completion", engine.settings, engine.tokenizer)
+            generation = api.read(body, self._settings, core.engine.tokenizer)
         except ClientError:
-            if isinstance(params, dict) and params.get("remote_block_ids"):
+            if isinstance(params, dict) and params.get("remote_block_ids") and api.prefix != Generate.prefix:
                 self._let_go(params)
             raise
         try:
@@ -147,18 +203,56 @@ class Api:
         if remote is not None:
             self._core.driver.release(remote)
 
-    def _identify(self, request: Request, body: dict[str, object], *, chat: bool) -> Identity:
-        header = request.header(b"x-request-id")
-        given = header.decode("latin-1") if header is not None else body.get("request_id") or uuid4().hex
-        return Identity(
-            id=f"{'chatcmpl' if chat else 'cmpl'}-{given}",
-            created=int(time.time()),
-            model=self._core.engine.settings.served_model_names[0],
-            fingerprint=self._fingerprint,
-            details=self._details,
-        )
+    # What generates nothing.
 
-    # Reading.
+    def _post(self, request: Request, responder: Responder) -> None:
+        path, settings, tokenizer = request.path, self._settings, self._core.engine.tokenizer
+        if path == "/ping":
+            self._read(path, responder)
+            return
+        if (path in _RENDERS or path == _ABORT) and not settings.scale_out:
+            responder.send_answer(json_answer(403, {"error": _SCALE_OUT_OFF}))
+            return
+        if path == _ABORT:
+            self._abort(request, responder)
+            return
+        api = _RENDERS.get(path) or APIS["/v1/messages" if path.startswith("/v1/messages") else "/v1/completions"]
+        try:
+            body = read_object(request.body, request.header(b"content-type"))
+            if path in _PLAIN:
+                out: object = _PLAIN[path](body, settings, tokenizer)
+            elif path in pooling.PATHS:
+                out = pooling.pool(path, body, settings, tokenizer)
+            else:
+                header = request.header(b"x-request-id")
+                given = header.decode("latin-1") if header is not None else None
+                out = utility.render(api, given, body, settings, tokenizer)
+        except UnreadableBodyError as error:
+            responder.send_answer(json_answer(400, {"detail": error.message}))
+        except ClientError as error:
+            responder.send_answer(api.refused(error))
+        else:
+            responder.send_answer(json_answer(200, out))
+
+    def _abort(self, request: Request, responder: Responder) -> None:
+        """End requests by the engine's own ids, or the part of them before the suffix."""
+        problem = None
+        names: object = None
+        try:
+            body = json.loads(request.body)
+            names = body.get("request_ids") if isinstance(body, dict) else None
+            problem = "Missing 'request_ids' in request body" if names is None else None
+        except ValueError as wrong:
+            problem = f"JSON decode error: {wrong}"
+        if problem is not None:
+            error = {"message": problem, "type": "Bad Request", "param": None, "code": 400}
+            responder.send_answer(json_answer(400, {"error": error}))
+            return
+        wanted = set(names) if isinstance(names, list) else {names}
+        for exchange in tuple(self._core.exchanges):
+            if exchange.named(wanted):
+                exchange.end()
+        responder.send(200, b"")
 
     def _read(self, path: str, responder: Responder) -> None:
         core = self._core
@@ -166,93 +260,24 @@ class Api:
             case "/health" | "/ping":
                 responder.send(503 if core.dead else 200, b"")
             case "/load":
-                responder.send_answer(json_answer(200, {"server_load": 0}))
+                load = len(core.exchanges) if self._settings.load_tracking else 0
+                responder.send_answer(json_answer(200, {"server_load": load}))
             case "/version":
                 responder.send_answer(json_answer(200, {"version": VERSION}))
+            case "/kv_event_sources":
+                responder.send_answer(json_answer(200, {}))
             case "/metrics":
                 responder.send(200, metrics.render(core.engine), (metrics.CONTENT_TYPE,))
             case _:
-                responder.send_answer(json_answer(200, self._models()))
-
-    def _models(self) -> dict[str, object]:
-        settings, created = self._core.engine.settings, self._core.created
-        permission = {
-            "id": f"modelperm-{uuid4().hex[:16]}",
-            "object": "model_permission",
-            "created": created,
-            "allow_create_engine": False,
-            "allow_sampling": True,
-            "allow_logprobs": True,
-            "allow_search_indices": False,
-            "allow_view": True,
-            "allow_fine_tuning": False,
-            "organization": "*",
-            "group": None,
-            "is_blocking": False,
-        }
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "vllm",
-                "root": settings.model,
-                "parent": None,
-                "max_model_len": settings.max_model_len,
-                "permission": [permission],
-            }
-            for name in settings.served_model_names
-        ]
-        return {"object": "list", "data": data}
-
-    # For tests.
-
-    async def _admin(self, action: str, request: Request, responder: Responder) -> None:
-        core = self._core
-        match request.method, action:
-            case "GET", "state":
-                responder.send_answer(json_answer(200, self._state()))
-            case "POST", "faults":
-                core.faults.set(read_faults(request.body))
-                core.driver.transfer_s = core.engine.settings.transfer_s + core.faults.current.transfer_s
-                responder.send_answer(json_answer(200, core.faults.current))
-            case "DELETE", "faults":
-                core.faults.set(Faults())
-                core.driver.transfer_s = core.engine.settings.transfer_s
-                responder.send(200, b"{}", (JSON_TYPE,))
-            case "POST", "freeze" | "thaw" | "crash" | "restart":
-                responder.send(200, b"{}", (JSON_TYPE,))
-                await core.control(action)
-            case _:
-                raise BadRequestError(
-                    f"{request.method} {request.path} is not an action of the emulated engine.",
-                    hint="There are GET state, POST and DELETE faults, POST freeze, thaw, crash and restart.",
-                )
-
-    def _state(self) -> dict[str, object]:
-        core = self._core
-        engine = core.engine
-        return {
-            "engine_id": engine.settings.engine_id,
-            "role": engine.settings.role,
-            "frozen": core.driver.frozen,
-            "dead": core.dead,
-            "blocks": engine.pool.num_blocks,
-            "free_blocks": engine.pool.free_blocks,
-            "leases": len(engine.leases),
-            "expired_leases": engine.leases.expired,
-            "late_reads": engine.leases.late,
-            "running": len(engine.running),
-            "waiting": engine.queued - len(engine.loading),
-            "loading": len(engine.loading),
-            "requests": len(core.exchanges),
-        }
+                responder.send_answer(json_answer(200, model_list(self._settings, int(core.created))))
 
 
-def _output(responder: Responder, faults: Faults) -> Output:
-    """Where an answer goes under these faults."""
-    if faults.close_at_byte is not None:
-        return CutOutput(responder, faults.close_at_byte, close=True)
-    if faults.hang_at_byte is not None:
-        return CutOutput(responder, faults.hang_at_byte, close=False)
-    return responder
+def _refuse(faults: Faults, responder: Responder) -> None:
+    headers: tuple[Header, ...] = (JSON_TYPE,)
+    if faults.content_type:
+        headers = ((b"content-type", faults.content_type.encode()),)
+    if faults.retry_after_s:
+        headers = (*headers, (b"retry-after", b"%d" % faults.retry_after_s))
+    error = {"message": REQUEST_FAILED, "type": "InternalServerError", "param": None, "code": faults.status}
+    body = msgspec.json.encode({"error": error}) if faults.body is None else faults.body.encode()
+    responder.send(faults.status, body, headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from disagg.errors import ConfigError, Problem
 
@@ -83,6 +83,16 @@ class EngineSettings:
         recompute: On a failed load compute the prompt here, instead of failing the request.
         handshake_timeout_s: Wait for a peer's side channel.
         transfer_s: Extra time of every KV load, to emulate a slow link.
+        lora_modules: Adapters by name and path; each has weights of its own.
+        api_keys: Keys of which a request to the API has to bring one; none means that it is open.
+        auto_tool_choice: Tools may be called without being asked for.
+        tool_call_parser: Name of the parser of tool calls; None refuses requests that need one.
+        reasoning_parser: Name of the parser of reasoning; with one, chat answers begin with reasoning.
+        scale_out: Serve token-in, token-out generation and rendering.
+        runner: `generate`, or `pooling` for embeddings and scores.
+        priorities: Requests with a lower `priority` are served first.
+        request_id_headers: Answer with the request's `X-Request-Id`.
+        load_tracking: Count requests under way for `/load`.
     """
 
     model: str
@@ -101,6 +111,16 @@ class EngineSettings:
     recompute: bool = False
     handshake_timeout_s: float = 5.0
     transfer_s: float = 0.0
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    api_keys: tuple[str, ...] = ()
+    auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    scale_out: bool = False
+    runner: Literal["generate", "pooling"] = "generate"
+    priorities: bool = False
+    request_id_headers: bool = False
+    load_tracking: bool = False
 
     def checked(self) -> EngineSettings:
         """This, if an engine could start with it.

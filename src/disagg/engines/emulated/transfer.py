@@ -206,8 +206,8 @@ class Puller:
         self._settle_failures = settle_failures
         self._links: dict[str, asyncio.Task[_Link]] = {}
 
-    async def read(self, remote: RemoteKv, count: int) -> tuple[bytes, int]:
-        """Read the last `count` blocks of a prompt and tell their owner that they are no longer needed.
+    async def read(self, remote: RemoteKv, count: int, *, notify: bool = True) -> tuple[bytes, int]:
+        """Read the last `count` blocks of a prompt and, unless told not to, let their owner free them.
 
         Returns:
             The content and the owner's tokens per block.
@@ -222,8 +222,15 @@ class Puller:
         answer = await link.ask("read", list(remote.blocks[-count:]) if count else [])
         if not isinstance(answer[0], bytes):
             raise TransferError(f"the prefill engine refused the read: {answer[-1]}")
-        link.send("done", remote.request_id)
+        if notify:
+            link.send("done", remote.request_id)
         return answer[0], size
+
+    def notify(self, remote: RemoteKv) -> None:
+        """Tell the owner that its KV was read, if it is connected."""
+        task = self._links.get(remote.engine_id)
+        if task is not None and task.done() and task.result().open:
+            task.result().send("done", remote.request_id)
 
     async def release(self, remote: RemoteKv) -> None:
         """Tell the owner that nobody will read.

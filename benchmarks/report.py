@@ -31,6 +31,10 @@ class Report:
     title: str
     packages: Sequence[str]
     figures: list[Figure] = field(default_factory=list)
+    peers: dict[str, str] = field(default_factory=dict)
+    """Versions of what is compared with, where it is not installed beside this project."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What else a reader has to know about the run."""
 
     def add(self, name: str, value: float, unit: str) -> None:
         """Record a figure."""
@@ -50,7 +54,7 @@ class Report:
                 found[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 found[name] = "absent"
-        return found
+        return found | self.peers
 
     def show(self, *, as_json: bool) -> None:
         """Print it."""
@@ -61,6 +65,7 @@ class Report:
                         "benchmark": self.title,
                         "machine": {"cores": len(os.sched_getaffinity(0)), "architecture": platform.machine()},
                         "versions": self.versions(),
+                        "notes": self.notes,
                         "figures": {f.name: {"value": f.value, "unit": f.unit} for f in self.figures},
                     },
                     indent=2,
@@ -75,7 +80,7 @@ class Report:
             table.add_row(f.name, f"{f.value:,.4g}", f.unit)
         console = Console()
         console.print(table)
-        console.print(", ".join(f"{k} {v}" for k, v in self.versions().items()))
+        console.print(", ".join(f"{k} {v}" for k, v in (self.versions() | self.notes).items()))
 
 
 def arguments(description: str, examples: str) -> argparse.ArgumentParser:

@@ -1,0 +1,37 @@
+"""This project's router in front of the static backends: `python -m benchmarks.own_router PREFILL DECODE WORKERS`.
+
+Metrics, admission and prefix affinity are on, as in a deployment. It prints its port and serves until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import uvloop
+
+from disagg.engines.vllm.dialect import PullDialect
+from disagg.router.app import Router
+from disagg.router.config import RouterConfig
+from disagg.router.fleet import Fleet, State
+from disagg.topology.router_spec import Router as RouterSpec
+from disagg.topology.spec import Stage
+
+
+async def _serve(prefill: int, decode: int) -> None:
+    fleet = Fleet((Stage.PREFILL, Stage.DECODE))
+    for stage, port in ((Stage.PREFILL, prefill), (Stage.DECODE, decode)):
+        fleet.add(f"{stage}-0", stage, f"http://127.0.0.1:{port}", stage)
+        fleet.mark(f"{stage}-0", stage, State.READY)
+    router = Router(RouterConfig(("m",), RouterSpec(), access_log=False), PullDialect(), fleet)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await router.start("127.0.0.1", 0)
+    print(router.port, flush=True)
+    await stop.wait()
+    await router.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,17 +12,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg.engines.base import Api, Body, Dialect, Handle
+from disagg.engines.base import Api, Body, Dialect, Handle, Order, Peer, Transfer
+from disagg.engines.qaic.dialect import ContentDialect
 from disagg.engines.registry import ADAPTERS, load_adapter
+from disagg.engines.sglang.dialect import BootstrapDialect
+from disagg.engines.vllm.dialect_lmcache import LMCacheDialect
+from disagg.engines.vllm.dialect_mooncake import MooncakeDialect
+from disagg.engines.vllm.dialect_pull import PullDialect
+from disagg.engines.vllm.dialect_push import PushDialect
 from disagg.errors import HandoffError
 from tests.support.engine_cases import pair
 
 NAMES = [name for name, target in ADAPTERS.items() if find_spec(target.partition(":")[0]) is not None]
-DIALECTS = [pytest.param(load_adapter(name).dialect(pair()), id=name) for name in NAMES]
+FAMILIES: list[Dialect] = [
+    PullDialect(),
+    PushDialect(),
+    MooncakeDialect(),
+    LMCacheDialect(),
+    ContentDialect(),
+    BootstrapDialect(),
+]
+DIALECTS = [pytest.param(dialect, id=dialect.name) for dialect in FAMILIES]
+# SGLang's prefill stops after one token by itself, and gets the client's own limits.
+CAPPING = [pytest.param(dialect, id=dialect.name) for dialect in FAMILIES if dialect.name != "sglang"]
+CONCURRENT = [pytest.param(d, id=d.name) for d in FAMILIES if d.order is Order.CONCURRENT]
+TRANSFER = Transfer(
+    "00000001" + "ab" * 12,
+    Peer("prefill-0-abc", "127.0.0.1", 5600, 0, 8998, ranks=("prefill-0-abc",)),
+    Peer("decode-0-def", "127.0.0.2", 5700, 5701),
+)
 INTERNAL = ["kv_transfer_params", "ec_transfer_params", "bootstrap_room", "disaggregated_params", "request_id"]
 
 # What a prefill leg may drop or set; everything else shapes the prompt, or is checked there before KV is pinned.
-EDITED = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens", "n", "kv_transfer_params"}
+STOPS = {"ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output"}
+EDITED = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens", "n", *STOPS}
+TIES = {"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -91,7 +116,15 @@ def parsed(leg: bytes) -> dict[str, bytes]:
 
 
 def handle(dialect: Dialect) -> Handle:
-    return dialect.read_handle(json.dumps(GOOD).encode())
+    return dialect.read_handle(json.dumps(good(dialect)).encode())
+
+
+def good(dialect: Dialect) -> dict[str, Any]:
+    """Prefill's answer when all is well."""
+    answer: dict[str, Any] = json.loads(json.dumps(GOOD))
+    if dialect.name == "nixl-push":
+        answer["kv_transfer_params"]["transfer_mode"] = "push"
+    return answer
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -105,9 +138,9 @@ class TestLegs:
         """Legs that render to different prompts would decode another prompt's KV."""
         before = as_bytes(body)
         for leg, may_differ in (
-            (dialect.prefill_body(api, body), EDITED),
-            (dialect.decode_body(api, body, handle(dialect)), {"kv_transfer_params"}),
-            (dialect.decode_body(api, body, None), set()),
+            (dialect.prefill_body(api, body, TRANSFER), EDITED | TIES),
+            (dialect.decode_body(api, body, TRANSFER, handle(dialect)), TIES),
+            (dialect.decode_body(api, body, None, None), set()),
         ):
             sent = parsed(leg)
             kept = [k for k in before if k not in may_differ and k not in dialect.internal_keys and k != "vllm_xargs"]
@@ -120,9 +153,9 @@ class TestLegs:
         """They would let one user read another's cache, or stop an engine."""
         poisoned: Body = {**body, **{key: msgspec.Raw(b'"from-the-client"') for key in dialect.internal_keys}}
         for leg in (
-            dialect.prefill_body(api, poisoned),
-            dialect.decode_body(api, poisoned, handle(dialect)),
-            dialect.decode_body(api, poisoned, None),
+            dialect.prefill_body(api, poisoned, TRANSFER),
+            dialect.decode_body(api, poisoned, TRANSFER, handle(dialect)),
+            dialect.decode_body(api, poisoned, None, None),
         ):
             assert b"from-the-client" not in leg
 
@@ -131,8 +164,8 @@ class TestLegs:
         """A retry builds from the same body and must get the same leg."""
         before = as_bytes(body)
         order = list(body)
-        assert dialect.prefill_body(api, body) == dialect.prefill_body(api, body)
-        assert dialect.decode_body(api, body, None) == dialect.decode_body(api, body, None)
+        assert dialect.prefill_body(api, body, TRANSFER) == dialect.prefill_body(api, body, TRANSFER)
+        assert dialect.decode_body(api, body, None, None) == dialect.decode_body(api, body, None, None)
         assert dialect.local_reason(api, body) == dialect.local_reason(api, body)
         assert as_bytes(body) == before
         assert list(body) == order
@@ -140,34 +173,28 @@ class TestLegs:
     @given(api=APIS, body=bodies())
     def test_a_leg_of_a_leg_is_the_leg(self, dialect: Dialect, api: Api, body: Body) -> None:
         """Nothing grows or moves when a leg passes through twice."""
-        once = dialect.prefill_body(api, body)
-        again = dialect.prefill_body(api, msgspec.json.decode(once, type=Body))
+        once = dialect.prefill_body(api, body, TRANSFER)
+        again = dialect.prefill_body(api, msgspec.json.decode(once, type=Body), TRANSFER)
         assert parsed(again) == parsed(once)
-        decode = dialect.decode_body(api, body, None)
-        assert dialect.decode_body(api, msgspec.json.decode(decode, type=Body), None) == decode
+        decode = dialect.decode_body(api, body, None, None)
+        assert dialect.decode_body(api, msgspec.json.decode(decode, type=Body), None, None) == decode
 
     @given(api=APIS, body=bodies())
-    def test_prefill_makes_one_token_and_does_not_stream(self, dialect: Dialect, api: Api, body: Body) -> None:
-        """A prefill that decodes the whole answer does decode's work, and a stream carries no handle."""
-        leg = json.loads(dialect.prefill_body(api, body))
+    def test_prefill_does_not_stream(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """A stream carries no handle, and nobody reads prefill's words."""
+        leg = json.loads(dialect.prefill_body(api, body, TRANSFER))
         assert leg["stream"] is False
-        assert leg["max_tokens"] == 1
-        assert leg.get("max_completion_tokens", 1) == 1 or api is Api.COMPLETIONS
         assert "stream_options" not in leg
-        assert "min_tokens" not in leg
-
-    def test_chat_caps_both_spellings(self, dialect: Dialect) -> None:
-        """The newer one wins in the engine, so it has to be capped as well."""
-        body = msgspec.json.decode(b'{"messages":[],"max_completion_tokens":9}', type=Body)
-        leg = json.loads(dialect.prefill_body(Api.CHAT, body))
-        assert (leg["max_tokens"], leg["max_completion_tokens"]) == (1, 1)
 
     @pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params", "\\u006bv_transfer_params"])
     def test_internal_keys_hidden_in_extension_arguments_are_found(self, dialect: Dialect, key: str) -> None:
         """vLLM merges vllm_xargs into the dictionary that its connectors read, escapes resolved."""
         text = f'{{"prompt":"p","vllm_xargs":{{"a":1,"{key}":"from-the-client","b":[2]}}}}'
         body = msgspec.json.decode(text.encode(), type=Body)
-        for leg in (dialect.prefill_body(Api.COMPLETIONS, body), dialect.decode_body(Api.COMPLETIONS, body, None)):
+        for leg in (
+            dialect.prefill_body(Api.COMPLETIONS, body, TRANSFER),
+            dialect.decode_body(Api.COMPLETIONS, body, None, None),
+        ):
             assert json.loads(leg)["vllm_xargs"] == {"a": 1, "b": [2]}
 
     def test_extension_arguments_that_cannot_be_read_do_not_pass(self, dialect: Dialect) -> None:
@@ -175,7 +202,7 @@ class TestLegs:
         deep = b'{"kv_transfer_params":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         for extra in (b'{"\\ud800":1,"kv_transfer_params":"x"}', deep):
             body: Body = {"vllm_xargs": msgspec.Raw(extra)}
-            assert b"kv_transfer_params" not in dialect.decode_body(Api.COMPLETIONS, body, None)
+            assert b"kv_transfer_params" not in dialect.decode_body(Api.COMPLETIONS, body, None, None)
 
     @given(api=APIS, body=bodies())
     def test_a_reason_for_the_local_path_is_a_short_slug(self, dialect: Dialect, api: Api, body: Body) -> None:
@@ -184,19 +211,43 @@ class TestLegs:
         assert reason is None or (reason.replace("-", "").isalnum() and reason.islower() and len(reason) <= 32)
 
 
+@pytest.mark.parametrize("dialect", CAPPING)
+class TestCaps:
+    """One token on prefill, in each API's own words."""
+
+    @given(api=APIS, body=bodies())
+    def test_prefill_makes_one_token(self, dialect: Dialect, api: Api, body: Body) -> None:
+        """A prefill that decodes the whole answer does decode's work; a floor above the cap is refused."""
+        leg = json.loads(dialect.prefill_body(api, body, TRANSFER))
+        assert leg["max_tokens"] == 1
+        assert leg.get("max_completion_tokens", 1) == 1 or api is Api.COMPLETIONS
+        assert "min_tokens" not in leg
+
+    def test_chat_caps_both_spellings(self, dialect: Dialect) -> None:
+        """The newer one wins in the engine, so it has to be capped as well."""
+        body = msgspec.json.decode(b'{"messages":[],"max_completion_tokens":9}', type=Body)
+        leg = json.loads(dialect.prefill_body(Api.CHAT, body, TRANSFER))
+        assert (leg["max_tokens"], leg["max_completion_tokens"]) == (1, 1)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 class TestHandles:
     """What prefill answered."""
 
     def test_a_handle_reaches_decode_verbatim(self, dialect: Dialect) -> None:
         """The engine's parameters are its own: not re-ordered, not re-spelled, not completed."""
-        params = json.dumps(GOOD["kv_transfer_params"] | {"unknown_field": 1.0, "z": {"b": 1, "a": [2]}}, indent=1)
-        text = json.dumps({k: v for k, v in GOOD.items() if k != "kv_transfer_params"})
+        answered = good(dialect)
+        params = json.dumps(
+            answered["kv_transfer_params"] | {"unknown_field": 1.0, "z": {"b": 1, "a": [2]}}, indent=1
+        )
+        text = json.dumps({k: v for k, v in answered.items() if k != "kv_transfer_params"})
         answer = f'{text[:-1]}, "kv_transfer_params": {params}}}'.encode()
         read = dialect.read_handle(answer)
-        leg = dialect.decode_body(Api.CHAT, msgspec.json.decode(b'{"messages":[]}', type=Body), read)
-        expected = None if bytes(read.params) == b"null" else params.encode()
-        assert parsed(leg).get("kv_transfer_params") == expected
+        leg = dialect.decode_body(Api.CHAT, msgspec.json.decode(b'{"messages":[]}', type=Body), TRANSFER, read)
+        if bytes(read.params) != b"null":
+            assert parsed(leg)["kv_transfer_params"] == params.encode()
+        else:
+            assert b"unknown_field" not in leg
 
     def test_the_prompts_length_is_taken_from_prefill(self, dialect: Dialect) -> None:
         """The bill's prompt tokens are what prefill counted."""
@@ -211,7 +262,7 @@ class TestHandles:
     @given(data=st.data())
     def test_a_damaged_answer_is_a_handoff_error_or_still_whole(self, dialect: Dialect, data: st.DataObject) -> None:
         """Whatever is changed in a good answer, the reader gives a handle or refuses, and raises nothing else."""
-        answer = json.loads(json.dumps(GOOD))
+        answer = good(dialect)
         section = data.draw(st.sampled_from([answer, answer["usage"], answer["kv_transfer_params"]]))
         key = data.draw(st.sampled_from(sorted(section)))
         value = data.draw(JSON | st.just(msgspec.UNSET))
@@ -246,7 +297,7 @@ class TestHandles:
             dialect.read_handle(answer)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", CAPPING)
 @pytest.mark.parametrize(
     ("api", "fields", "reason"),
     [
@@ -274,6 +325,153 @@ def test_only_what_cannot_be_handed_over_stays_local(
 ) -> None:
     """Too strict wastes the pools; too lax gives wrong answers."""
     assert dialect.local_reason(api, msgspec.json.decode(json.dumps(fields).encode(), type=Body)) == reason
+
+
+def fields_of(leg: bytes) -> dict[str, Any]:
+    parsed_leg: dict[str, Any] = json.loads(leg)
+    return parsed_leg
+
+
+BODY: Body = {"prompt": msgspec.Raw(b'"x"'), "stop": msgspec.Raw(b'"!"')}
+
+
+@pytest.mark.parametrize("dialect", CONCURRENT)
+class TestKeys:
+    """What ties legs that leave together."""
+
+    def test_a_new_transfer_is_tied_by_other_values(self, dialect: Dialect) -> None:
+        """A retried prefill that meets the decode leg of the attempt before would serve another request's KV."""
+        again = replace(TRANSFER, key="f" * 32)
+        for one, other in (
+            (dialect.decode_body(Api.CHAT, BODY, TRANSFER, None), dialect.decode_body(Api.CHAT, BODY, again, None)),
+        ):
+            assert one != other
+
+    def test_both_legs_name_the_same_transfer(self, dialect: Dialect) -> None:
+        """Or the engines would wait for each other until their time-outs."""
+        legs = (
+            fields_of(dialect.prefill_body(Api.CHAT, BODY, TRANSFER)),
+            fields_of(dialect.decode_body(Api.CHAT, BODY, TRANSFER, None)),
+        )
+        for key in ("bootstrap_room", "rid"):
+            assert legs[0].get(key) == legs[1].get(key)
+        ids = [leg.get("kv_transfer_params", {}).get("transfer_id") for leg in legs]
+        assert ids[0] == ids[1]
+
+    def test_a_prefill_instance_that_nobody_knows_is_no_partner(self, dialect: Dialect) -> None:
+        """Decode would park such a request for good, so it is not sent."""
+        with pytest.raises(HandoffError):
+            dialect.decode_body(Api.CHAT, BODY, Transfer("a" * 32, Peer(), Peer()), None)
+
+
+def test_push_names_the_writer_and_no_blocks() -> None:
+    """Prefill's blocks are not known when both legs leave."""
+    leg = fields_of(PushDialect().decode_body(Api.CHAT, BODY, TRANSFER, None))
+    params = leg["kv_transfer_params"]
+    assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+    assert (params["remote_engine_id"], params["remote_host"], params["remote_port"]) == (
+        "prefill-0-abc",
+        "127.0.0.1",
+        5600,
+    )
+    assert "remote_request_id" in params
+    assert "remote_block_ids" not in params
+
+
+def test_with_several_ranks_both_legs_mean_the_same_one() -> None:
+    """The KV is on one rank: prefill is steered to it, and decode told its name and port."""
+    wide = replace(TRANSFER, prefill=replace(TRANSFER.prefill, data=4, ranks=()))
+    dialect = PushDialect()
+    assert dialect.prefill_headers(wide) == ((b"x-data-parallel-rank", b"1"),)
+    params = fields_of(dialect.decode_body(Api.CHAT, BODY, wide, None))["kv_transfer_params"]
+    assert (params["remote_engine_id"], params["remote_port"]) == ("prefill-0-abc_dp1", 5601)
+    assert dialect.prefill_headers(TRANSFER) == ()
+
+
+def test_mooncake_learns_its_ranks_from_the_bootstrap_server() -> None:
+    """Asked once per start; an answer without workers is no answer."""
+    dialect = MooncakeDialect()
+    stranger = Peer("", "::1", bootstrap_port=8998)
+    assert dialect.query(stranger) == "http://[::1]:8998/query"
+    known = dialect.learn(stranger, b'{"0":{"engine_id":"a","worker_addr":{}},"1":{"engine_id":"b"}}')
+    assert known.ranks == ("a", "b")
+    assert dialect.query(known) is None
+    for answer in (b"{}", b'{"1":{"engine_id":"b"}}', b"[]", b"", b'{"x":{"engine_id":"a"}}', b"{" * 99_999):
+        with pytest.raises(HandoffError):
+            dialect.learn(stranger, answer)
+
+
+def test_a_mooncake_prefill_cannot_stop_on_its_token() -> None:
+    """It would drop the KV, and decode would wait for it."""
+    leg = fields_of(MooncakeDialect().prefill_body(Api.COMPLETIONS, BODY, TRANSFER))
+    assert leg["ignore_eos"] is True
+    assert "stop" not in leg
+    stopped = json.dumps({"usage": {"prompt_tokens": 3}, "choices": [{"finish_reason": "stop"}]}).encode()
+    with pytest.raises(HandoffError, match="dropped"):
+        MooncakeDialect().read_handle(stopped)
+
+
+def test_lmcache_names_decodes_receiver_to_prefill_alone() -> None:
+    """Decode finds the KV by the prompt's tokens."""
+    dialect = LMCacheDialect()
+    spec = fields_of(dialect.prefill_body(Api.CHAT, BODY, TRANSFER))["kv_transfer_params"]["disagg_spec"]
+    assert spec == {
+        "req_id": TRANSFER.key,
+        "receiver_host": "127.0.0.2",
+        "receiver_init_port": [5700],
+        "receiver_alloc_port": [5701],
+    }
+    assert "kv_transfer_params" not in fields_of(dialect.decode_body(Api.CHAT, BODY, TRANSFER, None))
+    with pytest.raises(HandoffError):
+        dialect.prefill_body(Api.CHAT, BODY, Transfer("a" * 32, Peer()))
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "count"),
+    [
+        (Api.CHAT, {"n": 3}, 3),
+        (Api.COMPLETIONS, {"prompt": ["a", "b"]}, 2),
+        (Api.COMPLETIONS, {"prompt": [[1], [2]], "n": 2}, 4),
+    ],
+)
+def test_each_sequence_of_an_sglang_batch_has_a_room(api: Api, fields: dict[str, Any], count: int) -> None:
+    """Arrays of equal length, and no room twice."""
+    body = msgspec.json.decode(json.dumps(fields).encode(), type=Body)
+    leg = fields_of(BootstrapDialect().decode_body(api, body, TRANSFER, None))
+    assert leg["bootstrap_host"] == ["127.0.0.1"] * count
+    assert leg["bootstrap_port"] == [8998] * count
+    assert len(set(leg["bootstrap_room"])) == count
+    assert all(0 <= room < 2**63 for room in leg["bootstrap_room"])
+
+
+def test_one_sglang_sequence_has_one_room_and_an_id_to_abort_it_by() -> None:
+    """Scalars, not arrays; and the id in the body is what an abort names."""
+    dialect = BootstrapDialect()
+    leg = fields_of(dialect.decode_body(Api.CHAT, BODY, TRANSFER, None))
+    assert isinstance(leg["bootstrap_room"], int)
+    call = dialect.abort(TRANSFER)
+    assert call is not None
+    assert (call.path, json.loads(call.body)) == ("/abort_request", {"rid": leg["rid"]})
+
+
+@pytest.mark.parametrize("dialect", [PullDialect(), PushDialect(), MooncakeDialect()], ids=lambda d: d.name)
+def test_kv_is_let_go_by_a_leg_that_decode_refuses(dialect: Dialect) -> None:
+    """It names the KV as the decode leg does, and a model that nobody serves, so that nothing is read or computed."""
+    given = handle(dialect)
+    call = dialect.release(TRANSFER, given)
+    assert call is not None
+    body = json.loads(call.body)
+    leg = fields_of(dialect.decode_body(Api.COMPLETIONS, BODY, TRANSFER, given))
+    assert body["kv_transfer_params"] == leg["kv_transfer_params"]
+    assert body["model"]
+    assert call.done == {404}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_engine_has_a_dialect_of_the_suite(name: str) -> None:
+    """A dialect that silently dropped out of the list would go untested."""
+    dialect = load_adapter(name).dialect(pair())
+    assert type(dialect) in {type(one) for one in FAMILIES}
 
 
 def test_the_suite_covers_the_real_engines() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from disagg.engines.base import Peer
 from disagg.http.origin import Origin
 from disagg.http.response import Response
 from disagg.router.fleet import State
@@ -244,7 +245,7 @@ async def test_a_handle_dies_with_its_prefill_incarnation(monkeypatch: pytest.Mo
 
         def restart(stage: object) -> None:
             r.p.engine_id = "engine-p0-again"
-            r.fleet.update("prefill-0", "second", engine_id="engine-p0-again")
+            r.fleet.update("prefill-0", "second", peer=Peer("engine-p0-again"))
             r.fleet.mark("prefill-0", "second", State.READY)
 
         monkeypatch.setattr(r.router.metrics, "retried", restart)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from disagg.engines.base import Api, Body, Handle, PlannedProcess, ReadinessProbe
+from disagg.engines.base import Api, Body, Dialect, Handle, PlannedProcess, ReadinessProbe, Transfer
 from disagg.errors import HandoffError
 from disagg.http.origin import Origin
 from disagg.launch import procfs
@@ -23,7 +23,7 @@ ENGINE = str(Path(__file__).with_name("fake_engine.py"))
 PROBE = ReadinessProbe("/health", "/metrics", "fake:external_hits", "fake:running", "fake:waiting")
 
 
-class FakeDialect:
+class FakeDialect(Dialect):
     """Prefill writes the prompt to a file; the file's name is the handle."""
 
     name = "fake"
@@ -32,7 +32,7 @@ class FakeDialect:
     def local_reason(self, api: Api, body: Body) -> str | None:
         return None
 
-    def prefill_body(self, api: Api, body: Body) -> bytes:
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         return msgspec.json.encode({**body, "kv": "send"})
 
     def read_handle(self, answer: bytes) -> Handle:
@@ -41,7 +41,7 @@ class FakeDialect:
             raise HandoffError("prefill returned no handle.")
         return Handle(msgspec.Raw(msgspec.json.encode(fields["kv"])), "", fields["usage"]["prompt_tokens"], None)
 
-    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         return msgspec.json.encode(body if handle is None else {**body, "kv": handle.params})
 
 

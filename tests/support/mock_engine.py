@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from disagg.engines.base import Api, Body, Handle
+from disagg.engines.base import Api, Body, Dialect, Handle, Transfer
 from disagg.errors import HandoffError
 from disagg.http.messages import JSON_TYPE, SSE_TYPE, Request
 from disagg.http.responder import Responder
@@ -189,7 +189,7 @@ class _Answer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw
 
 
-class FakeDialect:
+class FakeDialect(Dialect):
     """Serial legs; the handle is what the mock prefill returns."""
 
     name = "fake"
@@ -198,7 +198,7 @@ class FakeDialect:
     def local_reason(self, api: Api, body: Body) -> str | None:
         return "n-greater-1" if bytes(body.get("n", b"1")) != b"1" else None
 
-    def prefill_body(self, api: Api, body: Body) -> bytes:
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         leg = {k: v for k, v in body.items() if k != "stream"}
         leg |= {"max_tokens": msgspec.Raw(b"1"), "kv_transfer_params": msgspec.Raw(b'{"keep":true}')}
         return msgspec.json.encode(leg)
@@ -211,7 +211,7 @@ class FakeDialect:
             raise HandoffError(f"no handle: {problem}") from problem
         return Handle(params.copy(), engine, 7, None)
 
-    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         leg = dict(body)
         if handle is not None:
             leg["kv_transfer_params"] = handle.params

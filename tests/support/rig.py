@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from disagg.engines.base import Peer
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, State
@@ -173,7 +174,7 @@ async def rig(
     for stage, engines in ((Stage.PREFILL, ps), (serving, ds)):
         for i, engine in enumerate(engines):
             await engine.start()
-            fleet.add(f"{stage}-{i}", stage, engine.url, f"inc-{stage}-{i}", engine.engine_id)
+            fleet.add(f"{stage}-{i}", stage, engine.url, f"inc-{stage}-{i}", Peer(engine.engine_id))
             fleet.mark(f"{stage}-{i}", f"inc-{stage}-{i}", State.READY)
     router = Router(config, FakeDialect(), fleet, clocks, tick_s=0.01)
     await router.start("127.0.0.1", 0)

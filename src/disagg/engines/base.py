@@ -17,6 +17,7 @@ import msgspec
 from pydantic import JsonValue
 
 from disagg.errors import Problem
+from disagg.http.messages import Header
 from disagg.topology.instances import Instance
 from disagg.topology.spec import Topology
 
@@ -137,6 +138,10 @@ class EngineAdapter(Protocol):
         """How this engine hands KV from prefill to decode under this topology."""
         ...
 
+    def peer(self, topology: Topology, instance: Instance, incarnation: str) -> Peer:
+        """What other engines have to be told about one start of an instance."""
+        ...
+
     def probe(self) -> ReadinessProbe:
         """What the launcher asks to know that an instance is alive, and that a handoff really moved KV."""
         ...
@@ -176,13 +181,65 @@ class Api(StrEnum):
     COMPLETIONS = "/v1/completions"
 
 
+class Order(StrEnum):
+    """When the two legs of a request leave."""
+
+    SERIAL = "serial"
+    """Decode is sent when prefill has answered."""
+    CONCURRENT = "concurrent"
+    """Both at once: the engines meet by the transfer's key."""
+
+
 @dataclass(frozen=True, slots=True)
-class Handle:
-    """What prefill returned so that decode can fetch the KV. Used once, and only well inside its lease.
+class Peer:
+    """What one engine has to be told about another before the first request between them. Zero and empty: unknown.
 
     Attributes:
-        params: The engine's own object, verbatim; neither edited nor shown to a client.
-        engine_id: The incarnation of the engine that holds the KV, as the engine names it.
+        engine_id: What the engine calls itself in transfers; changes with each start.
+        host: Address of its side channel and bootstrap server, as the other engines reach it.
+        side_channel_port: First port of its side channel.
+        alloc_port: Port on which it hands out receive buffers, where that is another one.
+        bootstrap_port: Port of its bootstrap server.
+        tensor: Tensor-parallel ranks.
+        pipeline: Pipeline stages.
+        data: Data-parallel ranks.
+        ranks: Engine ids by data-parallel rank, as a query has told them.
+    """
+
+    engine_id: str = ""
+    host: str = ""
+    side_channel_port: int = 0
+    alloc_port: int = 0
+    bootstrap_port: int = 0
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    ranks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One attempt to hand one prompt over. A further attempt is a further transfer.
+
+    Attributes:
+        key: 32 hex digits, new for each attempt, never made from an id that a client knows. Both legs carry it as
+            their `x-request-id`.
+        prefill: Who computes the prompt.
+        decode: Who continues it; None while it is not chosen yet, see `Dialect.pairs_first`.
+    """
+
+    key: str
+    prefill: Peer
+    decode: Peer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """What prefill's answer says about the KV. Used once, and only well inside its lease.
+
+    Attributes:
+        params: The engine's own object for decode, verbatim; neither edited nor shown to a client.
+        engine_id: The incarnation of the engine that holds the KV, as the engine names it; empty if it does not.
         prompt_tokens: Prompt length that prefill counted, in tokens.
         cached_tokens: Prompt tokens that prefill itself found in its cache; None if it did not say.
     """
@@ -193,18 +250,44 @@ class Handle:
     cached_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A small POST beside the legs.
+
+    Attributes:
+        path: Where on the engine.
+        body: JSON.
+        done: Statuses that mean that it did what it is for.
+    """
+
+    path: str
+    body: bytes
+    done: frozenset[int] = frozenset({200})
+
+
 class Dialect(Protocol):
-    """How the two legs of a request are written, and what ties them together. Pure."""
+    """How the two legs of a request are written, and what ties them together. Pure.
+
+    Six questions about a family of engines are answered here: how prefill's body differs from the client's
+    (`prefill_body`), how decode's does (`decode_body`), whether the legs leave one after the other (`order`), what
+    must be known about an instance before its first request (`Peer`, `query`), how a leg is cancelled (`abort`), and
+    how KV that nobody will fetch is let go (`release`).
+    """
 
     name: str
     internal_keys: frozenset[str]
     """Top-level body keys that are the router's to set; removed from what a client sends."""
+    order: Order = Order.SERIAL
+    pairs_first: bool = False
+    """Decode has to be chosen before the prefill leg is written. Always so if the legs leave together."""
+    can_decode_alone: bool = True
+    """A decode engine can compute a prompt itself. If not, what cannot be handed over is refused."""
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why this request cannot be handed off (a short slug such as ``n-greater-1``), or None if it can."""
         ...
 
-    def prefill_body(self, api: Api, body: Body) -> bytes:
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The prefill leg: same prompt, one token, not streamed, KV kept for a decode instance."""
         ...
 
@@ -212,13 +295,54 @@ class Dialect(Protocol):
         """Check prefill's answer and take the handle out of it.
 
         Raises:
-            HandoffError: If the answer has no handle, or one that could harm a decode engine.
+            HandoffError: If the answer says that decode gets no KV, or has a handle that could harm a decode engine.
         """
         ...
 
-    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
-        """The decode leg: the client's own body, with the handle, or without one for a local run."""
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
+        """The decode leg: the client's own body, tied to the prefill leg.
+
+        Args:
+            api: What the client called.
+            body: What it sent.
+            transfer: The attempt; None for a run on decode alone.
+            handle: What prefill answered; None where the legs leave together, and for a run on decode alone.
+        """
         ...
+
+    def prefill_headers(self, transfer: Transfer) -> tuple[Header, ...]:
+        """Headers of the prefill leg beside `x-request-id`, such as the data-parallel rank that is to keep its KV."""
+        del transfer
+        return ()
+
+    def query(self, prefill: Peer) -> str | None:
+        """The URL that is asked once about each start of a prefill instance, before its first request."""
+        del prefill
+        return None
+
+    def learn(self, prefill: Peer, answer: bytes) -> Peer:
+        """What is known after the query.
+
+        Raises:
+            HandoffError: If the answer does not tell it.
+        """
+        del answer
+        return prefill
+
+    def abort(self, transfer: Transfer) -> Call | None:
+        """What ends a leg besides closing its connection; None if that is enough, as it is for vLLM."""
+        del transfer
+        return None
+
+    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+        """What makes a *decode* engine tell prefill that nobody will fetch the KV; None if only the lease ends it."""
+        del transfer, handle
+        return None
+
+
+def url_host(host: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
 
 
 def engine_arguments(topology: Topology, instance: Instance) -> dict[str, JsonValue]:

@@ -92,6 +92,22 @@ def holds_several(raw: msgspec.Raw) -> bool:
         return True
 
 
+def prompt_count(raw: msgspec.Raw) -> int:
+    """How many prompts a completion's `prompt` holds; what cannot be read is one, and the engine's to refuse."""
+    if not holds_several(raw):
+        return 1
+    try:
+        return len(_array.decode(raw))
+    except (msgspec.DecodeError, RecursionError):
+        return 1
+
+
+def count_at(body: Body, key: str) -> int:
+    """A count of at least 1; what is no such number is 1, and the engine's to refuse."""
+    value = _scalar_at(body, key)
+    return value if isinstance(value, int) and value > 1 else 1
+
+
 def prefill_leg(api: Api, body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
     """The client's body as prefill gets it: the same prompt, one token, one choice, not streamed.
 

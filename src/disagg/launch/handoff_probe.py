@@ -11,15 +11,16 @@ import asyncio
 import random
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from disagg.engines.base import Api, Body, Dialect, ReadinessProbe
-from disagg.errors import HandoffError, UpstreamProtocolError
+from disagg.engines.base import Api, Body, Dialect, Handle, Order, Peer, ReadinessProbe, Transfer
+from disagg.errors import HandoffError, UpstreamError, UpstreamProtocolError
 from disagg.http.client import Client
 from disagg.http.limits import LegTimes
-from disagg.http.messages import JSON_TYPE
+from disagg.http.messages import JSON_TYPE, Header
 from disagg.http.origin import Origin, Outgoing
 
 _MAX_ANSWER_BYTES = 8 * 1024**2
@@ -72,19 +73,31 @@ class Proof:
     seconds: float
 
 
-async def probe_handoff(client: Client, plan: ProbePlan, prefill: Origin, decode: Origin) -> Proof:
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One instance of a probed pair.
+
+    Attributes:
+        origin: Its HTTP server.
+        peer: What other engines have to be told about its present start.
+    """
+
+    origin: Origin
+    peer: Peer
+
+
+async def probe_handoff(client: Client, plan: ProbePlan, prefill: Side, decode: Side) -> Proof:
     """Send one prompt through both legs and check that decode took its KV over.
 
     Raises:
         UpstreamError: If a leg fails, or decode computed the prompt itself.
     """
     loop = asyncio.get_running_loop()
-    body = probe_body(plan)
-    before = await read_counter(client, decode, plan)
+    before = await read_counter(client, decode.origin, plan)
     began = loop.time()
-    answer = await _post(client, prefill, plan.dialect.prefill_body(Api.COMPLETIONS, body), plan.timeout_s)
-    handle = plan.dialect.read_handle(answer)
-    await _post(client, decode, plan.dialect.decode_body(Api.COMPLETIONS, body, handle), plan.timeout_s)
+    peer = await _introduce(client, plan, prefill.peer)
+    transfer = Transfer(f"{random.SystemRandom().getrandbits(128):032x}", peer, decode.peer)
+    handle = await _hand_over(client, plan, transfer, prefill.origin, decode.origin)
     seconds = loop.time() - began
     if before is None:
         return Proof(handle.prompt_tokens, None, seconds)
@@ -92,7 +105,7 @@ async def probe_handoff(client: Client, plan: ProbePlan, prefill: Origin, decode
     rise = 0.0
     give_up_at = loop.time() + _COUNTER_LAG_S
     while loop.time() < give_up_at:
-        rise = (await read_counter(client, decode, plan) or 0.0) - before
+        rise = (await read_counter(client, decode.origin, plan) or 0.0) - before
         if rise >= needed:
             return Proof(handle.prompt_tokens, int(rise), seconds)
         await asyncio.sleep(_COUNTER_PAUSE_S)
@@ -103,13 +116,53 @@ async def probe_handoff(client: Client, plan: ProbePlan, prefill: Origin, decode
     )
 
 
+async def _introduce(client: Client, plan: ProbePlan, prefill: Peer) -> Peer:
+    """Ask what has to be known of a prefill instance before its first request."""
+    url = plan.dialect.query(prefill)
+    if url is None:
+        return prefill
+    parts = urlsplit(url)
+    origin = Origin.parse(f"{parts.scheme}://{parts.netloc}")
+    status, answer = await _exchange(client, origin, Outgoing("GET", parts.path), plan.timeout_s)
+    if status != 200:
+        raise UpstreamProtocolError(f"{url} answered with status {status}.")
+    return plan.dialect.learn(prefill, answer)
+
+
+async def _hand_over(client: Client, plan: ProbePlan, transfer: Transfer, prefill: Origin, decode: Origin) -> Handle:
+    dialect, body = plan.dialect, probe_body(plan)
+    headers = (JSON_TYPE, (b"x-request-id", transfer.key.encode()))
+    prefill_leg = _post(
+        client,
+        prefill,
+        dialect.prefill_body(Api.COMPLETIONS, body, transfer),
+        plan.timeout_s,
+        (*headers, *dialect.prefill_headers(transfer)),
+    )
+    if dialect.order is Order.SERIAL:
+        handle = dialect.read_handle(await prefill_leg)
+        leg = dialect.decode_body(Api.COMPLETIONS, body, transfer, handle)
+        await _post(client, decode, leg, plan.timeout_s, headers)
+        return handle
+    leg = dialect.decode_body(Api.COMPLETIONS, body, transfer, None)
+    try:
+        async with asyncio.TaskGroup() as legs:
+            prefilled = legs.create_task(prefill_leg)
+            legs.create_task(_post(client, decode, leg, plan.timeout_s, headers))
+    except* UpstreamError as failed:
+        # One leg ends the other; the first failure is the cause.
+        raise failed.exceptions[0] from None
+    return dialect.read_handle(prefilled.result())
+
+
 async def probe_local(client: Client, plan: ProbePlan, instance: Origin) -> None:
     """Let an instance that needs no partner answer one prompt by itself.
 
     Raises:
         UpstreamError: If it does not.
     """
-    await _post(client, instance, plan.dialect.decode_body(Api.COMPLETIONS, probe_body(plan), None), plan.timeout_s)
+    leg = plan.dialect.decode_body(Api.COMPLETIONS, probe_body(plan), None, None)
+    await _post(client, instance, leg, plan.timeout_s)
 
 
 def probe_body(plan: ProbePlan) -> Body:
@@ -175,8 +228,10 @@ def _tolerance(plan: ProbePlan, prompt_tokens: int) -> int:
     return min((plan.block_tokens or _DEFAULT_BLOCK_TOKENS) + 1, max(1, prompt_tokens // 2))
 
 
-async def _post(client: Client, origin: Origin, body: bytes, timeout_s: float) -> bytes:
-    outgoing = Outgoing("POST", Api.COMPLETIONS.value, (JSON_TYPE,), body, resend=False)
+async def _post(
+    client: Client, origin: Origin, body: bytes, timeout_s: float, headers: tuple[Header, ...] = (JSON_TYPE,)
+) -> bytes:
+    outgoing = Outgoing("POST", Api.COMPLETIONS.value, headers, body, resend=False)
     status, answer = await _exchange(client, origin, outgoing, timeout_s)
     if status != 200:
         said = answer.decode("utf-8", errors="replace").strip()[:300]

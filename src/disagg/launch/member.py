@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from disagg.engines.base import PlannedProcess
+from disagg.engines.base import Peer, PlannedProcess
 from disagg.http.origin import Origin
 from disagg.launch.instance import State
 
@@ -36,6 +36,7 @@ class Member:
         ports: Its ports by purpose.
         devices: Its devices, for people.
         depends_on: Members that have to be ready before its first start.
+        peer: What other engines have to be told about one start, by its incarnation.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Member:
     devices: str = ""
     depends_on: tuple[str, ...] = ()
     never_ready: re.Pattern[str] | None = None
+    peer: Callable[[str], Peer] = lambda _incarnation: Peer()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 from disagg.errors import UpstreamError
 from disagg.http.client import Client
 from disagg.launch import handoff_probe
-from disagg.launch.handoff_probe import ProbePlan
+from disagg.launch.handoff_probe import ProbePlan, Side
 from disagg.launch.instance import ANSWERING, Event, HandoffFailed, HandoffWorked, ProbeBegan, Record, State
 from disagg.launch.member import Member, Proof
 from disagg.launch.pairing import Pair, Peer, next_pairs
@@ -78,10 +78,14 @@ class Prover:
             self._begin_handoff(p, d)
 
     def _begin_handoff(self, prefill: Peer, decode: Peer) -> None:
-        source, target = self._members[prefill.name].origin, self._members[decode.name].origin
-        if source is None or target is None or self._plan is None:
+        source, target = self._members[prefill.name], self._members[decode.name]
+        if source.origin is None or target.origin is None or self._plan is None:
             return
-        probe = handoff_probe.probe_handoff(self._client, self._plan, source, target)
+        sides = (
+            Side(source.origin, source.peer(prefill.incarnation)),
+            Side(target.origin, target.peer(decode.incarnation)),
+        )
+        probe = handoff_probe.probe_handoff(self._client, self._plan, *sides)
         involved = {prefill.name: prefill.incarnation, decode.name: decode.incarnation}
         self._begin(involved, probe, (prefill.incarnation, decode.incarnation))
 

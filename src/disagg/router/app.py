@@ -30,13 +30,14 @@ from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, Member
 from disagg.router.gauges import connection_gauges
-from disagg.router.handoff import Journey, Route
 from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
+from disagg.router.journey import Journey
 from disagg.router.keys import Holder, client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
 from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
 from disagg.router.record import Outcome, Record, error_slug
+from disagg.router.route import Route
 from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
@@ -99,7 +100,7 @@ class Router:
             lease_s=config.lease_s,
             serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
             # Engines pair the stages by it and show it in answers: the next one must not follow from it.
-            new_leg_id=lambda: os.urandom(16).hex().encode(),
+            new_key=lambda: os.urandom(16).hex(),
         )
         self.admission = Admission(spec, self.metrics, self._clocks.monotonic)
         self._keys = client_keys(spec, self._clocks.monotonic)

@@ -7,34 +7,41 @@ from dataclasses import dataclass
 
 from disagg.errors import DisaggError, UpstreamError, UpstreamProtocolError
 from disagg.http.messages import JSON_TYPE, Answer
-from disagg.http.responder import Responder
 from disagg.http.response import Response
 from disagg.router.legs import Failure, Leg
 from disagg.router.metrics import Metrics
 from disagg.router.record import Outcome, Path, Record
 from disagg.router.relay import EventRelay, error_body, error_event, error_status, relayed_headers
+from disagg.router.sink import Sink, StreamFilter
 from disagg.router.usage import find_usage
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A leg whose answer is a stream that has begun."""
+    """A leg whose answer is a stream that has begun.
+
+    Attributes:
+        leg: The leg.
+        response: Its answer.
+        change: What the client gets of whole events; None passes them as they are.
+    """
 
     leg: Leg
     response: Response
+    change: StreamFilter | None = None
 
 
 class Delivery:
     """Sends one client its answer.
 
     Args:
-        respond: The client.
+        respond: Who gets it: the client, or what collects parts of its answer.
         record: Gets the status and the time of the first byte.
         metrics: Gets the times of a stream's events.
         now: Monotonic seconds.
     """
 
-    def __init__(self, respond: Responder, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(self, respond: Sink, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
         self._respond = respond
         self._record = record
         self._metrics = metrics
@@ -60,7 +67,11 @@ class Delivery:
             stream that fails later ends with an error event.
         """
         response, respond = stream.response, self._respond
-        relay = EventRelay(lambda data: self._write(stream, data))
+        change = stream.change
+        if change is None:
+            relay = EventRelay(lambda data: self._write(stream, data))
+        else:
+            relay = EventRelay(lambda data: self._write(stream, change(data)))
 
         def on_flow(writable: bool) -> None:
             if writable:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
+from disagg.engines.base import Peer
 from disagg.http.origin import Origin
 from disagg.policy.base import Snapshot
 from disagg.policy.breaker import Breaker
 from disagg.topology.spec import Stage
+
+_UNKNOWN = Peer()
 
 
 class State(StrEnum):
@@ -37,7 +40,7 @@ class Member:
         stage: The stage that it serves.
         origin: Where its HTTP server is.
         incarnation: Unique to this start.
-        engine_id: What the engine calls itself in handles, if that is known before the first one.
+        peer: What other engines have to be told about it.
         state: What it can be given.
         in_flight: Requests that the router has open on it.
         breaker: Its circuit breaker; None until it has failed once.
@@ -49,25 +52,25 @@ class Member:
     __slots__ = (
         "_snapshot",
         "breaker",
-        "engine_id",
         "held",
         "in_flight",
         "incarnation",
         "name",
         "origin",
         "parked",
+        "peer",
         "pinned",
         "pinned_until_s",
         "stage",
         "state",
     )
 
-    def __init__(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None) -> None:
+    def __init__(self, name: str, stage: Stage, url: str, incarnation: str, peer: Peer) -> None:
         self.name = name
         self.stage = stage
         self.origin = Origin.parse(url)
         self.incarnation = incarnation
-        self.engine_id = engine_id
+        self.peer = peer
         self.state = State.STARTING
         self.in_flight = 0
         self.breaker: Breaker | None = None
@@ -151,7 +154,7 @@ class Fleet:
         """Call `listener` with each incarnation that is down, replaced or removed."""
         self._listeners.append(listener)
 
-    def add(self, name: str, stage: Stage, url: str, incarnation: str, engine_id: str | None = None) -> Member:
+    def add(self, name: str, stage: Stage, url: str, incarnation: str, peer: Peer = _UNKNOWN) -> Member:
         """Make an instance known; it is `STARTING`.
 
         Raises:
@@ -159,27 +162,27 @@ class Fleet:
         """
         if name in self._members:
             raise ValueError(f"instance {name} is in the fleet already; a new start of it is an update")
-        member = Member(name, stage, url, incarnation, engine_id)
+        member = Member(name, stage, url, incarnation, peer)
         self._members[name] = member
         self._by_stage[stage].append(member)
         return member
 
-    def update(self, name: str, incarnation: str, url: str | None = None, engine_id: str | None = None) -> Member:
+    def update(self, name: str, incarnation: str, url: str | None = None, peer: Peer = _UNKNOWN) -> Member:
         """An instance starts again: its old incarnation is gone, the new one is `STARTING`.
 
         Args:
             name: A known instance.
-            incarnation: Of the new start. The same as before only adds what was not known (URL, engine id).
+            incarnation: Of the new start. The same as before only adds what was not known of it.
             url: New base URL, if it has changed.
-            engine_id: What the engine calls itself in handles.
+            peer: What other engines have to be told about it.
 
         Raises:
             KeyError: If the instance is unknown.
         """
         old = self._members[name]
-        member = Member(name, old.stage, url or old.url, incarnation, engine_id)
+        member = Member(name, old.stage, url or old.url, incarnation, peer)
         if old.incarnation == incarnation and member.origin == old.origin:
-            old.engine_id = engine_id or old.engine_id
+            old.peer = peer if peer is not _UNKNOWN else old.peer
             return old
         # What an operator took out of service stays out when it comes back.
         member.parked = old.parked

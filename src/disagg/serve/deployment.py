@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from disagg.engines.base import EngineAdapter, PlannedProcess, StartContext
+from disagg.engines.base import EngineAdapter, Peer, PlannedProcess, StartContext
 from disagg.errors import ConfigError
 from disagg.launch.machine import device_ids, gather_facts, share_cores
 from disagg.launch.ports import check_ports, taken_ports
@@ -56,6 +56,10 @@ class Deployment:
     def context(self, incarnation: str, run_dir: str) -> StartContext:
         """What an engine is told at one start."""
         return StartContext(self.model, self.served_model_names, incarnation, run_dir)
+
+    def peer(self, instance: Instance, incarnation: str) -> Peer:
+        """What other engines have to be told about one start of an instance."""
+        return self.adapter.peer(self.topology, instance, incarnation)
 
     def stop_groups(self) -> list[list[str]]:
         """Names of instances that stop together, in order: who makes KV stops before who reads it."""

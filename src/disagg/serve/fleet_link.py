@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from disagg.engines.base import Peer
 from disagg.launch.instance import State as Life
 from disagg.launch.member import View
 from disagg.router.fleet import Fleet, State
@@ -30,18 +31,21 @@ class FleetLink:
     Args:
         fleet: Of the router; the instances are added to it.
         instances: Of the deployment. Services are not the router's business.
+        peer: What other engines have to be told about a start of an instance, by its incarnation.
     """
 
-    def __init__(self, fleet: Fleet, instances: Sequence[Instance]) -> None:
+    def __init__(self, fleet: Fleet, instances: Sequence[Instance], peer: Callable[[Instance, str], Peer]) -> None:
         self._fleet = fleet
-        self._names = {instance.name for instance in instances}
+        self._instances = {instance.name: instance for instance in instances}
+        self._peer = peer
         for instance in instances:
             fleet.add(instance.name, instance.stage, instance.url, incarnation="")
 
     def on_state(self, view: View) -> None:
         """A process has changed."""
-        if view.name not in self._names or not view.incarnation:
+        instance = self._instances.get(view.name)
+        if instance is None or not view.incarnation:
             return
         if view.state is Life.STARTING:
-            self._fleet.update(view.name, view.incarnation, engine_id=view.incarnation)
+            self._fleet.update(view.name, view.incarnation, peer=self._peer(instance, view.incarnation))
         self._fleet.mark(view.name, view.incarnation, _SHOWN[view.state])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from disagg.engines.base import PlannedProcess
 from disagg.engines.settings import StageSettings, stage_settings
@@ -36,6 +37,7 @@ def members(deployment: Deployment) -> list[Member]:
             process.devices,
             process.depends_on,
             never_ready,
+            partial(deployment.peer, instance),
         )
         found.append(member)
     return found

@@ -96,7 +96,7 @@ class _Session:
     async def serve(self) -> int:
         topology = self._deployment.topology
         fleet = Fleet(topology.stages())
-        link = FleetLink(fleet, self._deployment.instances)
+        link = FleetLink(fleet, self._deployment.instances, self._deployment.peer)
         router = Router(self._router_config(), self._deployment.adapter.dialect(topology), fleet)
         self._tell_of_lost_processes()
         await router.start(topology.host, topology.port)

@@ -17,6 +17,9 @@ DEFAULT_PORTS: dict[Stage, int] = {
 }
 """First HTTP port of a stage whose ports are not given (prefill and decode as in Qualcomm's launcher)."""
 
+# Dialects whose prefill instances run a server at which decode instances find them.
+_BOOTSTRAPPED = frozenset({"mooncake", "sglang"})
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -30,7 +33,9 @@ class Instance:
         host: Address of its HTTP server.
         port: Port of its HTTP server.
         side_channel_port: First of the ports that it reserves for the KV handoff.
-        side_channel_ports: How many of them it reserves (one per data-parallel rank).
+        side_channel_ports: How many of them it reserves (one per data-parallel rank; two per tensor-parallel rank
+            where prefill sends to receivers of decode).
+        bootstrap_port: Port of its bootstrap server, for prefill instances of dialects that have one; else 0.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Instance:
     port: int
     side_channel_port: int
     side_channel_ports: int = 1
+    bootstrap_port: int = 0
 
     @property
     def url(self) -> str:
@@ -85,8 +91,8 @@ def plan_instances(topology: Topology, *, avoid: Collection[int] = ()) -> tuple[
     """Lay out every instance of a topology.
 
     Ports that are not given are counted up from the stage's default, past those that the topology uses elsewhere.
-    Each instance reserves one side-channel port per data-parallel rank, in ranges that do not overlap. An instance
-    without a device group gets no devices here; the launcher may share out CPU cores evenly.
+    Each instance reserves its side-channel ports, and a bootstrap port where the dialect has one, in ranges that do
+    not overlap. An instance without a device group gets no devices here; the launcher may share out CPU cores evenly.
 
     Args:
         topology: A topology that passed its checks.
@@ -107,10 +113,16 @@ def plan_instances(topology: Topology, *, avoid: Collection[int] = ()) -> tuple[
         placed.extend((stage, pool, index, port) for index, port in enumerate(ports))
     instances: list[Instance] = []
     next_side = topology.link.side_channel_port
+    next_bootstrap = topology.link.bootstrap_port
     for stage, pool, index, port in placed:
-        ranks = pool.parallel.data
-        side = _free_range(next_side, ranks, used)
+        ranks = 2 * pool.parallel.tensor if topology.link.dialect == "lmcache" else pool.parallel.data
+        side = _free_range(next_side, ranks, used, "link.side_channel_port")
         next_side = side + ranks
+        bootstrap = 0
+        if stage is Stage.PREFILL and topology.link.dialect in _BOOTSTRAPPED:
+            bootstrap = _free_range(next_bootstrap, 1, {*used, *range(side, next_side)}, "link.bootstrap_port")
+            next_bootstrap = bootstrap + 1
+            used.add(bootstrap)
         groups = pool.device_groups
         instances.append(
             Instance(
@@ -122,6 +134,7 @@ def plan_instances(topology: Topology, *, avoid: Collection[int] = ()) -> tuple[
                 port=port,
                 side_channel_port=side,
                 side_channel_ports=ranks,
+                bootstrap_port=bootstrap,
             )
         )
     return tuple(instances)
@@ -149,7 +162,7 @@ def _free_ports(first: int, count: int, used: Collection[int], path: str) -> tup
     return tuple(free)
 
 
-def _free_range(first: int, count: int, used: Collection[int]) -> int:
+def _free_range(first: int, count: int, used: Collection[int], path: str) -> int:
     start = first
     while start + count - 1 <= MAX_PORT:
         taken = next((p for p in range(start + count - 1, start - 1, -1) if p in used), None)
@@ -159,7 +172,7 @@ def _free_range(first: int, count: int, used: Collection[int]) -> int:
     raise ConfigError(
         [
             Problem(
-                "link.side_channel_port",
+                path,
                 f"no {count} free ports in a row from {first} to {MAX_PORT}; choose a lower one",
             )
         ]

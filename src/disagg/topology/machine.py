@@ -34,6 +34,8 @@ def planned_ports(topology: Topology, instances: Sequence[Instance], platform: P
         ports[instance.port] = f"{instance.stage}.ports.{instance.index}"
         for offset in range(instance.side_channel_ports):
             ports[instance.side_channel_port + offset] = "link.side_channel_port"
+        if instance.bootstrap_port:
+            ports[instance.bootstrap_port] = "link.bootstrap_port"
     return ports
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from disagg.engines.base import Api, StartContext
+from disagg.engines.base import Api, Peer, StartContext, Transfer
 from disagg.engines.emulated import __main__ as module
 from disagg.engines.emulated.adapter import EmulatedAdapter
 from disagg.engines.emulated.arguments import add_engine_arguments, engine_settings
@@ -120,7 +120,7 @@ def test_a_file_for_a_real_engine_can_be_tried_without_a_device() -> None:
 def test_the_dialect_and_probe_are_the_real_engines() -> None:
     """The router treats an emulated engine exactly as the one that it stands for."""
     adapter = EmulatedAdapter()
-    body = adapter.dialect(topology()).prefill_body(Api.COMPLETIONS, {})
+    body = adapter.dialect(topology()).prefill_body(Api.COMPLETIONS, {}, Transfer("a" * 32, Peer()))
     assert b"do_remote_decode" in body
     assert adapter.probe().external_hits == 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
     assert adapter.services(topology(), []) == ()

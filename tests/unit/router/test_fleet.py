@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from disagg.engines.base import Peer
 from disagg.router.fleet import Fleet, Member, State
 from disagg.topology.spec import Stage
 
@@ -68,8 +69,8 @@ def test_an_update_of_the_same_incarnation_only_adds_what_was_not_known() -> Non
     """The engine's own id is learnt after the start; requests under way go on."""
     f, gone = fleet()
     member = f.members()[0]
-    assert f.update("prefill-0", "one", engine_id="e") is member
-    assert (member.engine_id, gone) == ("e", [])
+    assert f.update("prefill-0", "one", peer=Peer("e")) is member
+    assert (member.peer.engine_id, gone) == ("e", [])
 
 
 def test_order_is_kept_over_restarts_and_removal_is_told() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from disagg.engines.base import Peer
 from disagg.launch.instance import State as Life
 from disagg.launch.member import View
 from disagg.router.fleet import Fleet, Member, State
@@ -27,7 +28,7 @@ def fleet() -> Fleet:
 
 @pytest.fixture
 def link(fleet: Fleet) -> FleetLink:
-    return FleetLink(fleet, [INSTANCE])
+    return FleetLink(fleet, [INSTANCE], lambda _instance, incarnation: Peer(incarnation))
 
 
 def state(fleet: Fleet) -> State:
@@ -68,7 +69,7 @@ def test_a_restart_is_a_new_member(fleet: Fleet, link: FleetLink) -> None:
     assert new is not None
     assert new is not old
     assert old.state is State.DOWN
-    assert (new.incarnation, new.engine_id) == ("two", "two")
+    assert (new.incarnation, new.peer.engine_id) == ("two", "two")
     link.on_state(view(Life.READY, "two"))
     link.on_state(view(Life.STOPPED, "one"))
     assert state(fleet) is State.READY

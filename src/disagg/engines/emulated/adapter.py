@@ -12,6 +12,7 @@ from disagg.engines.base import (
     Dialect,
     FlagSpec,
     FlagTable,
+    Peer,
     PlannedProcess,
     ReadinessProbe,
     StartContext,
@@ -22,8 +23,9 @@ from disagg.engines.emulated.settings import Role
 from disagg.engines.findings import Findings, error, split, warning
 from disagg.engines.flags import base_name, flag_problem
 from disagg.engines.settings import flag_path, is_secret, stage_settings
+from disagg.engines.sglang.dialect import BootstrapDialect
+from disagg.engines.vllm import dialects
 from disagg.engines.vllm.adapter import VllmAdapter
-from disagg.engines.vllm.dialect import PullDialect
 from disagg.errors import Problem
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
@@ -92,7 +94,7 @@ class EmulatedAdapter:
         }
         ports = {"http": instance.port}
         if role is not Role.NONE:
-            flags["side-channel-host"] = _reachable(instance.host)
+            flags["side-channel-host"] = dialects.reachable(instance.host)
             flags["side-channel-port"] = ports["side-channel"] = instance.side_channel_port
             flags["kv-lease"] = topology.link.lease_s
             flags["kv-load-failure-policy"] = topology.link.on_failure
@@ -110,9 +112,13 @@ class EmulatedAdapter:
         )
 
     def dialect(self, topology: Topology) -> Dialect:
-        """NIXL pull, byte for byte as for vLLM."""
-        del topology
-        return PullDialect()
+        """The one that the topology names, byte for byte as for the real engine."""
+        name = topology.link.dialect
+        return BootstrapDialect() if name == "sglang" else dialects.DIALECTS[name]()
+
+    def peer(self, topology: Topology, instance: Instance, incarnation: str) -> Peer:
+        """What the emulated protocols need to know, as for the real engine."""
+        return dialects.peer(topology, instance, incarnation)
 
     def probe(self) -> ReadinessProbe:
         """The endpoints and metric names of the engine that is emulated."""
@@ -123,11 +129,6 @@ def _role(topology: Topology, stage: Stage) -> Role:
     if topology.prefill is None or topology.decode is None:
         return Role.NONE
     return _ROLES.get(stage, Role.NONE)
-
-
-def _reachable(host: str) -> str:
-    """An address that peers on this machine can connect to."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 
 def _words(flag: str, value: JsonValue) -> Iterable[str]:
@@ -197,6 +198,12 @@ def _findings(topology: Topology, table: FlagTable) -> Findings:
             if problem is not None:
                 yield error(where, problem)
     yield from _block_sizes(topology)
+    yield from _dialect(topology)
+
+
+def _dialect(topology: Topology) -> Findings:
+    if topology.link.dialect not in {"auto", "nixl-pull"}:
+        yield error("link.dialect", f"{topology.link.dialect} is not emulated in this release; choose nixl-pull")
 
 
 def _block_sizes(topology: Topology) -> Findings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disagg.engines.base import Dialect, FlagTable, PlannedProcess, ReadinessProbe, StartContext
+from disagg.engines.base import Dialect, FlagTable, Peer, PlannedProcess, ReadinessProbe, StartContext
 from disagg.engines.qaic import checks, command
 from disagg.engines.qaic.dialect import ContentDialect
 from disagg.engines.qaic.stage import hands_over, plan, role
@@ -75,6 +75,11 @@ class QaicAdapter:
         """Content-keyed: nothing travels through the router."""
         del topology
         return ContentDialect()
+
+    def peer(self, topology: Topology, instance: Instance, incarnation: str) -> Peer:
+        """Nothing: prefill and decode meet in the hand-off service."""
+        del topology, instance, incarnation
+        return Peer()
 
     def probe(self) -> ReadinessProbe:
         """vLLM's own health and metrics; the connector counts no loaded tokens."""

@@ -49,6 +49,8 @@ def _features(topology: Topology) -> Findings:
         )
     if link.transport == "nixl":
         yield error("link.transport", "Cloud AI hands KV over through shared memory; choose shared-memory or auto")
+    if link.dialect != "auto":
+        yield error("link.dialect", "Cloud AI has a handoff of its own; leave it at auto")
     if link.handoff_store_mb is not None and link.handoff_store_entries is not None:
         yield error("link.handoff_store_entries", "the hand-off store has one size; give it in MB or in entries")
     for field in ("lease_s", "on_failure", "side_channel_port"):

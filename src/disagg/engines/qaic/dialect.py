@@ -1,7 +1,8 @@
 """The content-keyed handoff of Cloud AI: prefill and decode meet in a store under the hash of the prompt's tokens.
 
-No parameters travel through the router, so the handle is empty. Prefill has to finish before decode starts: decode
-asks the store five times within a quarter of a second and then fails the request.
+No parameters travel through the router: the handle is empty. A decode binary computes no prompts, so what cannot be
+handed over is refused. Prefill has to finish before decode starts: decode asks the store five times within a quarter
+of a second and then fails the request.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Handle
+from disagg.engines.base import Api, Body, Dialect, Handle, Transfer
 from disagg.errors import HandoffError
 
 _NOTHING = msgspec.Raw(b"null")
@@ -34,11 +35,12 @@ class _Answer(msgspec.Struct):
 _answer = msgspec.json.Decoder(_Answer)
 
 
-class ContentDialect:
+class ContentDialect(Dialect):
     """Serial legs tied together by the prompt itself (`QaicConnector`)."""
 
     name = "content-keyed"
     internal_keys = bodies.INTERNAL_KEYS
+    can_decode_alone = False
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request cannot be handed off; see `disagg.engines.base.Dialect`.
@@ -58,8 +60,9 @@ class ContentDialect:
                 return reason
         return None if bodies.is_null(body, "truncate_prompt_tokens") else "truncated-prompt"
 
-    def prefill_body(self, api: Api, body: Body) -> bytes:
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body with one token asked for; the connector stores every prompt."""
+        del transfer  # the prompt ties the legs
         return bodies.encode(bodies.prefill_leg(api, body, self.internal_keys))
 
     def read_handle(self, answer: bytes) -> Handle:
@@ -76,7 +79,7 @@ class ContentDialect:
             ) from error
         return Handle(params=_NOTHING, engine_id="", prompt_tokens=read.usage.prompt_tokens, cached_tokens=None)
 
-    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body: decode finds the KV by the prompt."""
-        del api, handle
+        del api, transfer, handle
         return bodies.encode(bodies.client_body(body, self.internal_keys))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disagg.engines.base import Dialect, FlagTable, PlannedProcess, ReadinessProbe, StartContext
+from disagg.engines.base import Dialect, FlagTable, Peer, PlannedProcess, ReadinessProbe, StartContext
 from disagg.engines.settings import stage_settings
 from disagg.engines.speculation import translate
-from disagg.engines.vllm import checks, command, environment, flags
-from disagg.engines.vllm.dialect import PullDialect
+from disagg.engines.vllm import checks, command, dialects, environment, flags
 from disagg.engines.vllm.transfer import transfer_config
 from disagg.errors import Problem
 from disagg.topology.instances import Instance
@@ -49,9 +48,12 @@ class VllmAdapter:
         )
 
     def dialect(self, topology: Topology) -> Dialect:
-        """NIXL pull: prefill first, then decode reads its blocks."""
-        del topology
-        return PullDialect()
+        """The one that the topology names; NIXL pull if it names none."""
+        return dialects.DIALECTS[topology.link.dialect]()
+
+    def peer(self, topology: Topology, instance: Instance, incarnation: str) -> Peer:
+        """Engine id, side channel and bootstrap server of one start."""
+        return dialects.peer(topology, instance, incarnation)
 
     def probe(self) -> ReadinessProbe:
         """vLLM's own health and metrics."""
@@ -74,6 +76,8 @@ def _ports(topology: Topology, instance: Instance, context: StartContext) -> dic
         ports["side-channel"] = instance.side_channel_port
         # Each data-parallel rank listens on the port of its index.
         ports |= {f"side-channel-{n}": instance.side_channel_port + n for n in range(1, instance.side_channel_ports)}
+    if instance.bootstrap_port:
+        ports["bootstrap"] = instance.bootstrap_port
     return ports
 
 

@@ -11,7 +11,7 @@ from disagg.engines.findings import Findings, error, shown, split, warning
 from disagg.engines.flags import flag_problem
 from disagg.engines.settings import StageSettings, flag_path, is_secret, stage_settings
 from disagg.engines.speculation import translate
-from disagg.engines.vllm import environment, pair
+from disagg.engines.vllm import dialect_checks, environment, pair
 from disagg.engines.vllm.command import KV_CACHE_DTYPES, TYPED_FLAGS, stage_flags, where_set, whole
 from disagg.engines.vllm.speculation import faults
 from disagg.engines.vllm.transfer import hands_over
@@ -43,6 +43,7 @@ def _findings(topology: Topology, instances: Sequence[Instance], table: FlagTabl
         yield from _devices(topology, instance)
     if hands_over(topology):
         yield from pair.findings(topology)
+        yield from dialect_checks.findings(topology, instances)
     yield from _speculation(topology)
 
 

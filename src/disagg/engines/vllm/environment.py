@@ -17,6 +17,7 @@ RESERVED: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "use the stage's device_groups",
     "HIP_VISIBLE_DEVICES": "use the stage's device_groups",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "use link.side_channel_port",
+    "VLLM_MOONCAKE_BOOTSTRAP_PORT": "use link.bootstrap_port",
     "VLLM_RPC_BASE_PATH": "each instance has a private directory",
     "VLLM_API_KEY": "engines are reached through the router; the key belongs there",
 }
@@ -57,14 +58,24 @@ def environment(topology: Topology, instance: Instance, context: StartContext) -
         # Compiled code is cached below TMPDIR, and that has to outlive the run.
         env["TMPDIR"] = context.run_dir
     if transfer_config(topology, instance.stage, context.incarnation) is not None:
-        env |= {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.env.get("VLLM_NIXL_SIDE_CHANNEL_HOST", instance.host),
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(instance.side_channel_port),
-        }
+        env |= _link(topology, settings, instance)
     visible = _VISIBLE_DEVICES.get(topology.platform)
     if visible is not None and instance.devices:
         env[visible] = ",".join(map(str, instance.devices))
     return env
+
+
+def _link(topology: Topology, settings: StageSettings, instance: Instance) -> dict[str, str]:
+    """Where an instance's side of the handoff listens."""
+    if topology.link.dialect == "mooncake":
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(instance.bootstrap_port)} if instance.bootstrap_port else {}
+    if topology.link.dialect == "lmcache":
+        # Both sides look KV up by hashes, which Python seeds anew in each process unless it is told not to.
+        return {"PYTHONHASHSEED": settings.env.get("PYTHONHASHSEED", "0")}
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.env.get("VLLM_NIXL_SIDE_CHANNEL_HOST", instance.host),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(instance.side_channel_port),
+    }
 
 
 def unset(topology: Topology, instance: Instance) -> tuple[str, ...]:

@@ -6,6 +6,16 @@ from pydantic import JsonValue
 
 from disagg.topology.spec import Platform, Stage, Topology
 
+NIXL = frozenset({"auto", "nixl-pull", "nixl-push"})
+"""Dialects that NIXL moves the bytes for."""
+
+_CONNECTORS = {
+    "auto": "NixlConnector",
+    "nixl-pull": "NixlConnector",
+    "nixl-push": "NixlPushConnector",
+    "mooncake": "MooncakeConnector",
+    "lmcache": "LMCacheConnectorV1",
+}
 _ROLES = {Stage.PREFILL: "kv_producer", Stage.DECODE: "kv_consumer"}
 
 
@@ -27,13 +37,14 @@ def transfer_config(topology: Topology, stage: Stage, incarnation: str) -> dict[
     if role is None or not hands_over(topology):
         return None
     config: dict[str, JsonValue] = {
-        "kv_connector": "NixlConnector",
+        "kv_connector": _CONNECTORS[topology.link.dialect],
         "kv_role": role,
         "engine_id": incarnation,
         "kv_load_failure_policy": topology.link.on_failure,
-        # Whole seconds: vLLM derives heartbeat and extension by integer division.
-        "kv_connector_extra_config": {"kv_lease_duration": int(topology.link.lease_s)},
     }
+    if topology.link.dialect in NIXL:
+        # Whole seconds: vLLM derives heartbeat and extension by integer division.
+        config["kv_connector_extra_config"] = {"kv_lease_duration": int(topology.link.lease_s)}
     if topology.platform is Platform.CPU:
         config["kv_buffer_device"] = "cpu"
     return config

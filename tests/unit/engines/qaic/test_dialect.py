@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from disagg.engines.base import Api, Body
+from disagg.engines.base import Api, Body, Peer, Transfer
 from disagg.engines.qaic.dialect import ContentDialect
 from disagg.errors import HandoffError
 
 DIALECT = ContentDialect()
+TRANSFER = Transfer("a" * 32, Peer(), Peer())
 
 
 def answer(reason: Any) -> bytes:
@@ -23,8 +24,13 @@ def test_no_parameters_travel_with_either_leg() -> None:
     """The connector finds the KV by the prompt; parameters would only be refused."""
     body = msgspec.json.decode(b'{"prompt":"x","kv_transfer_params":{"a":1}}', type=Body)
     read = DIALECT.read_handle(answer("length"))
-    assert "kv_transfer_params" not in json.loads(DIALECT.prefill_body(Api.COMPLETIONS, body))
-    assert "kv_transfer_params" not in json.loads(DIALECT.decode_body(Api.COMPLETIONS, body, read))
+    assert "kv_transfer_params" not in json.loads(DIALECT.prefill_body(Api.COMPLETIONS, body, TRANSFER))
+    assert "kv_transfer_params" not in json.loads(DIALECT.decode_body(Api.COMPLETIONS, body, TRANSFER, read))
+
+
+def test_decode_computes_no_prompts() -> None:
+    """What cannot be handed over is refused by the router, rather than by an engine in words of its own."""
+    assert not DIALECT.can_decode_alone
 
 
 @pytest.mark.parametrize("reason", ["error", "abort", None, 3])

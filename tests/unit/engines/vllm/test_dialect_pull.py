@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg.engines.base import Api, Body
-from disagg.engines.vllm.dialect import PullDialect
+from disagg.engines.base import Api, Body, Peer, Transfer
+from disagg.engines.vllm.dialect_pull import PullDialect
 from disagg.errors import HandoffError
 
 DIALECT = PullDialect()
+TRANSFER = Transfer("a" * 32, Peer())
 PARAMS: dict[str, Any] = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -37,7 +38,7 @@ def answer(params: object, **usage: Any) -> bytes:
 
 def test_prefill_is_told_to_keep_its_blocks() -> None:
     """Without these parameters it frees them with its answer, and decode would read reused ones."""
-    leg = json.loads(DIALECT.prefill_body(Api.CHAT, msgspec.json.decode(b'{"messages":[]}', type=Body)))
+    leg = json.loads(DIALECT.prefill_body(Api.CHAT, msgspec.json.decode(b'{"messages":[]}', type=Body), TRANSFER))
     assert leg["kv_transfer_params"] == {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -140,6 +141,6 @@ def test_a_list_of_prompts_stays_local(prompts: list[Any]) -> None:
 def test_forced_tools_keep_the_prompt() -> None:
     """Some templates show tool choice and response format to the model, so dropping them would change its prompt."""
     text = b'{"messages":[],"tools":[{"a":1}],"tool_choice":"required","response_format":{"type":"json_object"}}'
-    leg = json.loads(DIALECT.prefill_body(Api.CHAT, msgspec.json.decode(text, type=Body)))
+    leg = json.loads(DIALECT.prefill_body(Api.CHAT, msgspec.json.decode(text, type=Body), TRANSFER))
     assert leg["tool_choice"] == "required"
     assert leg["response_format"] == {"type": "json_object"}

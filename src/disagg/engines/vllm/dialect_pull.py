@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Handle
+from disagg.engines.base import Api, Body, Call, Dialect, Handle, Transfer
+from disagg.engines.vllm.common import TokenCount, Usage, local_reason, refused_leg
 from disagg.errors import HandoffError
 
 KEEP_BLOCKS = msgspec.Raw(
@@ -24,7 +25,6 @@ KEEP_BLOCKS = msgspec.Raw(
 
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[\x21-\x7e]+\Z")]
 
 
@@ -46,17 +46,8 @@ class _PullParams(msgspec.Struct):
     remote_prefill_cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: TokenCount
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Answer(msgspec.Struct):
-    usage: _Usage
+    usage: Usage
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -64,7 +55,7 @@ _answer = msgspec.json.Decoder(_Answer)
 _params = msgspec.json.Decoder(_PullParams)
 
 
-class PullDialect:
+class PullDialect(Dialect):
     """Serial legs tied together by the block list that prefill returns (`NixlConnector`)."""
 
     name = "nixl-pull"
@@ -72,20 +63,11 @@ class PullDialect:
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
-        for key, reason in _SEVERAL:
-            if key in body and bodies.is_more_than_one(body, key):
-                return reason
-        for key, reason in _FLAGS:
-            if key in body and bodies.is_true(body, key):
-                return reason
-        for key, reason in _VALUES:
-            if not bodies.is_null(body, key):
-                return reason
-        prompt = body.get("prompt") if api is Api.COMPLETIONS else None
-        return "prompt-list" if prompt is not None and bodies.holds_several(prompt) else None
+        return local_reason(api, body)
 
-    def prefill_body(self, api: Api, body: Body) -> bytes:
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token, not streamed, with the blocks kept."""
+        del transfer  # prefill's answer ties the legs
         leg = bodies.prefill_leg(api, body, self.internal_keys)
         leg["kv_transfer_params"] = KEEP_BLOCKS
         return bodies.encode(leg)
@@ -111,34 +93,24 @@ class PullDialect:
         if not any(params.remote_block_ids):
             # An empty list passes vLLM's door and kills its scheduler.
             raise HandoffError("The prefill engine's handle names no KV blocks.")
-        details = outer.usage.prompt_tokens_details
         cached = params.remote_prefill_cached_tokens
-        if cached is None and details is not None:
-            cached = details.cached_tokens
         return Handle(
             # A copy: a slice would keep prefill's whole answer alive as long as the handle.
             params=outer.kv_transfer_params.copy(),
             engine_id=params.remote_engine_id,
             prompt_tokens=outer.usage.prompt_tokens,
-            cached_tokens=cached,
+            cached_tokens=cached if cached is not None else outer.usage.cached_tokens,
         )
 
-    def decode_body(self, api: Api, body: Body, handle: Handle | None) -> bytes:
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body, with prefill's parameters as they came if there is a handle."""
-        del api  # both APIs carry the parameters at the top level
+        del api, transfer
         leg = bodies.client_body(body, self.internal_keys)
         if handle is not None:
             leg["kv_transfer_params"] = handle.params
         return bodies.encode(leg)
 
-
-# A handle can be read once, so what fans out over several sequences stays on one engine.
-_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
-# Decode needs logits of the whole prompt for these, which it does not have after a pull.
-_FLAGS = (("use_beam_search", "beam-search"), ("echo", "echo"))
-_VALUES = (
-    ("prompt_logprobs", "prompt-logprobs"),
-    ("prompt_embeds", "prompt-embeds"),
-    # Where vLLM cuts depends on whether the body caps its output, and the legs' caps differ.
-    ("truncate_prompt_tokens", "truncated-prompt"),
-)
+    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+        """A leg that decode refuses: it tells the owner of the blocks without reading them."""
+        del transfer
+        return refused_leg(handle.params) if handle is not None else None

@@ -1,0 +1,114 @@
+"""What vLLM's handoff dialects have in common: what stays on one engine, prefill's answer, how KV is let go."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from disagg.engines import bodies
+from disagg.engines.base import Api, Body, Call, Handle, Transfer
+from disagg.errors import HandoffError
+from disagg.http.messages import Header
+
+NOTHING = msgspec.Raw(b"null")
+
+_NO_MODEL = "disagg/nobody-will-fetch-this"
+TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+# A handle can be read once, so what fans out over several sequences stays on one engine.
+_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
+# Decode needs logits of the whole prompt for these, which it does not have after a transfer.
+_FLAGS = (("use_beam_search", "beam-search"), ("echo", "echo"))
+_VALUES = (
+    ("prompt_logprobs", "prompt-logprobs"),
+    ("prompt_embeds", "prompt-embeds"),
+    # Where vLLM cuts depends on whether the body caps its output, and the legs' caps differ.
+    ("truncate_prompt_tokens", "truncated-prompt"),
+)
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Usage(msgspec.Struct):
+    """The `usage` of an answer, as far as a handoff needs it."""
+
+    prompt_tokens: TokenCount
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the engine found in its cache, if it said so."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Literal["length", "stop", "tool_calls"]
+
+
+class _Answer(msgspec.Struct):
+    usage: Usage
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def local_reason(api: Api, body: Body) -> str | None:
+    """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
+    for key, reason in _SEVERAL:
+        if key in body and bodies.is_more_than_one(body, key):
+            return reason
+    for key, reason in _FLAGS:
+        if key in body and bodies.is_true(body, key):
+            return reason
+    for key, reason in _VALUES:
+        if not bodies.is_null(body, key):
+            return reason
+    prompt = body.get("prompt") if api is Api.COMPLETIONS else None
+    return "prompt-list" if prompt is not None and bodies.holds_several(prompt) else None
+
+
+def read_completion(answer: bytes, *, only_length: bool) -> Handle:
+    """Check that prefill computed the prompt to its end, where its answer carries no parameters for decode.
+
+    Args:
+        answer: Prefill's whole answer.
+        only_length: The connector keeps KV only of a sequence that reached its limit.
+
+    Raises:
+        HandoffError: If the answer is no completion, or one whose KV was dropped.
+    """
+    try:
+        read = _answer.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HandoffError(f"The prefill engine's answer does not tell that its KV was kept: {error}.") from error
+    if only_length and any(choice.finish_reason != "length" for choice in read.choices):
+        raise HandoffError(
+            "The prefill engine's one token ended the sequence, so it dropped the KV.",
+            hint="Its connector keeps KV only of sequences that reach their limit.",
+        )
+    return Handle(NOTHING, "", read.usage.prompt_tokens, read.usage.cached_tokens)
+
+
+def refused_leg(params: msgspec.Raw) -> Call:
+    """A decode leg that vLLM refuses at its door for a model that nobody serves.
+
+    Since 0.32 the door tells the prefill engine that a refused request will not fetch its KV, so the blocks are free
+    at once, and no KV moves. A leg that is admitted would have to read all of it first.
+    """
+    body = {"model": _NO_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": params}
+    return Call(Api.COMPLETIONS.value, msgspec.json.encode(body), frozenset({404}))
+
+
+def rank_of(transfer: Transfer) -> int:
+    """The data-parallel rank of prefill that a transfer uses. Spread evenly, because keys are random."""
+    return int(transfer.key[:8], 16) % (len(transfer.prefill.ranks) or transfer.prefill.data)
+
+
+def rank_header(transfer: Transfer) -> tuple[Header, ...]:
+    """Sends the prefill leg to the rank that decode is told of; nothing where there is only one."""
+    ranks = len(transfer.prefill.ranks) or transfer.prefill.data
+    return ((b"x-data-parallel-rank", b"%d" % rank_of(transfer)),) if ranks > 1 else ()

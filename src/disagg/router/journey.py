@@ -1,0 +1,236 @@
+"""The journey of one request: prefill leg, handle, decode leg, and what happens when one of them fails.
+
+::
+
+    attempt:  pick P -> prefill leg -> handle (checked, stamped) -> pick D -> decode leg -> answer
+              |- P refuses with 4xx ----------------------------------> its answer
+              |- P or D fails before the client has a byte -----------> next attempt, fresh key, other instances
+              |- no P can be reached, and not strict -----------------> D alone (path local)
+    answer:   a stream is relayed in whole events; anything else is read to its end first
+"""
+
+from __future__ import annotations
+
+from disagg.engines.base import Transfer
+from disagg.errors import DisaggError, NoInstanceError, NotDisaggregableError
+from disagg.http.messages import Answer
+from disagg.router.delivery import Delivery, Stream
+from disagg.router.fleet import Member
+from disagg.router.handoff import Handoff
+from disagg.router.intake import Intake
+from disagg.router.legs import Failure
+from disagg.router.record import Path, Record
+from disagg.router.route import Route
+from disagg.router.sink import Merge, Sink
+from disagg.router.steps import Steps
+from disagg.topology.spec import Stage
+
+# Requests that were on this many engines when those died are not given to another one.
+_MAX_CRASHES = 2
+
+
+class Journey:
+    """Serves one request. `run` is called once.
+
+    Args:
+        route: What all requests share.
+        intake: The request.
+        record: Gets its story.
+        respond: Gets its answer.
+        merge: How prefill's answer becomes a part of it; None if decode's answer is the client's.
+    """
+
+    def __init__(
+        self, route: Route, intake: Intake, record: Record, respond: Sink, *, merge: Merge | None = None
+    ) -> None:
+        self._route = route
+        self._legs = route.legs
+        self._intake = intake
+        self._record = record
+        self._merge = merge
+        self._delivery = Delivery(respond, record, route.legs.metrics, route.legs.now)
+        ends_at = record.started_at + route.spec.request_timeout_s
+        self._steps = Steps(route, intake, ends_at, keeps_answer=merge is not None)
+        self._avoided: set[str] = set()
+        self._excluded: set[str] = set()
+        self._crashes = 0
+        self._handoff: Handoff | None = None
+        self._failure: Failure | None = None
+        self._why_no_prefill = "no-prefill-instance"
+
+    async def run(self) -> None:
+        """Serve the request to its end.
+
+        Raises:
+            DisaggError: If it cannot be served and the client has not been sent anything.
+        """
+        self._choose_path()
+        try:
+            outcome = await self._attempts()
+            if outcome is not None:
+                self._delivery.send(outcome)
+        finally:
+            if self._handoff is not None:
+                self._settle(self._handoff)
+
+    def _settle(self, handoff: Handoff) -> None:
+        """The request is over: what becomes of the KV that prefill holds for it."""
+        if not handoff.used:
+            self._steps.leave_to_lease(handoff, "client-left-or-failed")
+        else:
+            # Decode has something to say only once it has the KV.
+            fetched = self._record.first_byte_at > 0
+            handoff.unpin(None if fetched else handoff.since + self._route.lease_s)
+
+    def _choose_path(self) -> None:
+        record, route = self._record, self._route
+        if route.serving is Stage.COLOCATED:
+            record.path = Path.COLOCATED
+            return
+        if not self._legs.fleet.needs(Stage.PREFILL):
+            self._go_local("no-prefill-pool", None)
+            return
+        reason = route.dialect.local_reason(self._intake.api, self._intake.body)
+        if reason is None:
+            record.path = Path.DISAGGREGATED
+        else:
+            self._go_local(reason, _cannot_be_split(reason))
+
+    def _go_local(self, reason: str, refusal: DisaggError | None) -> None:
+        """Let decode do it all, which is visible, or refused where the deployment is strict or decode cannot."""
+        if not self._route.dialect.can_decode_alone:
+            raise refusal or NotDisaggregableError(
+                f"A decode instance of this engine computes no prompts ({reason}).", hint="Add a prefill pool."
+            )
+        if self._route.spec.strict and refusal is not None:
+            raise refusal
+        self._record.path = Path.LOCAL
+        self._record.reason = reason
+        self._record.prefill = ""
+
+    async def _attempts(self) -> Answer | None:
+        """Try until an answer is there or has been streamed (None), or nothing more may be tried."""
+        while True:
+            outcome = await self._attempt()
+            if isinstance(outcome, Answer):
+                return self._merged(outcome)
+            failure = await self._stream(outcome) if isinstance(outcome, Stream) else outcome
+            if failure is None:
+                return None
+            self._failure = failure
+            if not self._may_retry(failure):
+                return self._give_up(failure)
+            self._record.retries += 1
+
+    def _may_retry(self, failure: Failure) -> bool:
+        self._crashes += failure.crashed
+        (self._excluded if failure.refused else self._avoided).add(failure.instance)
+        if self._record.prefill and failure.stage is not Stage.PREFILL:
+            # Decode cannot tell whether it or the prefill side was at fault.
+            self._avoided.add(self._record.prefill)
+        return (
+            failure.retry
+            and self._record.retries < self._route.spec.retries
+            and self._crashes < _MAX_CRASHES
+            and self._legs.now() < self._steps.ends_at
+            and self._legs.take_retry(failure.stage)
+        )
+
+    def _give_up(self, failure: Failure) -> Answer:
+        self._record.error = f"{failure.stage}-{failure.outcome}"
+        self._record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
+        if failure.answer is not None:
+            return failure.answer
+        raise failure.error or DisaggError("Internal server error")
+
+    async def _attempt(self) -> Answer | Stream | Failure:
+        key = self._route.new_key()
+        if not self._legs.can_pick(self._route.serving, self._excluded):
+            # Before prefill makes KV that nobody would fetch.
+            raise self._no_instance(self._route.serving)
+        if self._record.path is Path.DISAGGREGATED and not self._steps.is_usable(self._handoff):
+            self._drop_handoff("not-used")
+            prefill = self._pick(Stage.PREFILL)
+            if prefill is None:
+                self._go_local(self._why_no_prefill, self._no_instance(Stage.PREFILL))
+            else:
+                failure = await self._prefill(prefill, Transfer(key, prefill.peer))
+                if failure is not None:
+                    return failure
+        serving = self._pick(self._route.serving)
+        if serving is None:
+            raise self._no_instance(self._route.serving)
+        return await self._decode(serving, key)
+
+    def _pick(self, stage: Stage) -> Member | None:
+        return self._legs.pick(stage, self._avoided, self._excluded)
+
+    def _no_instance(self, stage: Stage) -> DisaggError:
+        """No instance is left: because of failures of this request, or because none is ready."""
+        failure = self._failure
+        if failure is not None and failure.error is not None and failure.stage is stage:
+            return failure.error
+        return NoInstanceError(f"No {stage} instance is ready.", hint="See /health for the state of each instance.")
+
+    async def _prefill(self, member: Member, transfer: Transfer) -> Failure | None:
+        """Run the prefill leg; on success `_handoff` is set."""
+        self._record.prefill = member.name
+        outcome = await self._steps.prefill(member, transfer)
+        if isinstance(outcome, Handoff):
+            self._handoff = outcome
+            self._record.prompt_tokens = outcome.handle.prompt_tokens
+            self._record.cached_tokens = outcome.handle.cached_tokens or 0
+            return None
+        if outcome.outcome == "unreachable":
+            self._why_no_prefill = "prefill-unreachable"
+        elif outcome.outcome == "no-handle":
+            self._why_no_prefill = "no-handle"
+        return outcome
+
+    async def _decode(self, member: Member, key: str) -> Answer | Stream | Failure:
+        self._record.decode = member.name
+        handoff = self._handoff if self._record.path is Path.DISAGGREGATED else None
+        transfer = handoff.transfer if handoff is not None else None
+        outcome = await self._steps.decode(member, key, transfer, handoff)
+        if isinstance(outcome, Failure) and outcome.outcome == "stale-handle":
+            self._drop_handoff("stale")
+        return outcome
+
+    def _drop_handoff(self, reason: str) -> None:
+        handoff, self._handoff = self._handoff, None
+        if handoff is None:
+            return
+        if handoff.used:
+            handoff.unpin(handoff.since + self._route.lease_s)
+        else:
+            self._legs.metrics.handoff_failed(reason)
+            self._steps.leave_to_lease(handoff, reason)
+
+    # The answer.
+
+    def _merged(self, answer: Answer) -> Answer:
+        if self._merge is None:
+            return answer
+        prefilled = self._prefilled_answer()
+        if not prefilled:
+            return answer
+        return Answer(answer.status, self._merge.whole(self._intake.api, prefilled, answer.body), answer.headers)
+
+    async def _stream(self, stream: Stream) -> Failure | None:
+        if self._merge is not None:
+            prefilled = self._prefilled_answer()
+            if prefilled:
+                stream = Stream(stream.leg, stream.response, self._merge.stream(self._intake.api, prefilled))
+        return await self._delivery.stream(stream)
+
+    def _prefilled_answer(self) -> bytes:
+        """Prefill's answer, if the request took the disaggregated way."""
+        disaggregated = self._record.path is Path.DISAGGREGATED and self._handoff is not None
+        return self._handoff.answer if disaggregated and self._handoff is not None else b""
+
+
+def _cannot_be_split(reason: str) -> NotDisaggregableError:
+    return NotDisaggregableError(
+        f"This request cannot be split over prefill and decode ({reason}).",
+        hint="The deployment refuses what would run on the decode side alone.",
+    )

@@ -1,0 +1,164 @@
+"""The two legs of one request: what each of them is sent, how long it may take, and what its answer means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disagg.engines.base import Transfer
+from disagg.errors import HandoffError, UpstreamError, UpstreamTimeoutError
+from disagg.http.limits import LegTimes
+from disagg.http.messages import JSON_TYPE, Answer, Header
+from disagg.http.origin import Outgoing
+from disagg.router.delivery import Stream
+from disagg.router.fleet import Member
+from disagg.router.handoff import Handoff, is_of
+from disagg.router.intake import Intake
+from disagg.router.legs import Failure, Leg, Source
+from disagg.router.relay import hide_internal, is_event_stream, relayed_headers
+from disagg.router.route import Route
+from disagg.topology.spec import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Sends the legs of one request.
+
+    Attributes:
+        route: What all requests share.
+        intake: The request.
+        ends_at: When its time is over, monotonic seconds.
+        keeps_answer: Prefill's answer is needed for the client's.
+    """
+
+    route: Route
+    intake: Intake
+    ends_at: float
+    keeps_answer: bool
+
+    async def prefill(self, member: Member, transfer: Transfer) -> Handoff | Failure:
+        """Let `member` compute the prompt and keep its KV."""
+        intake, route = self.intake, self.route
+        dialect = route.dialect
+        with route.legs.open(member) as leg:
+            try:
+                body = dialect.prefill_body(intake.api, intake.body, transfer)
+            except HandoffError as error:
+                return _no_handle(leg, error)
+            headers = (*self._headers(transfer.key), *dialect.prefill_headers(transfer))
+            outgoing = Outgoing("POST", intake.api, headers, body)
+            limit_s = min(route.spec.prefill_timeout_s, self.remaining())
+            try:
+                response = await route.legs.send(leg, outgoing, LegTimes(limit_s, limit_s, limit_s))
+                answer = await response.read()
+            except UpstreamError as error:
+                return leg.fail(error)
+            if response.status != 200:
+                return leg.refuse(response, answer)
+            leg.outcome = "ok"
+            try:
+                handle = dialect.read_handle(answer)
+            except HandoffError as error:
+                route.legs.metrics.handoff_failed("no-handle")
+                return _no_handle(leg, error)
+            kept = answer if self.keeps_answer else b""
+            handoff = Handoff(handle, transfer, member, route.legs.now(), kept)
+            handoff.pin()
+            if not is_of(handle, member):
+                leg.outcome = "foreign-engine"
+                route.legs.metrics.handoff_failed("foreign-engine")
+                self.leave_to_lease(handoff, "foreign-engine")
+                foreign = HandoffError(
+                    f"{member.name} answered with KV of engine {handle.engine_id}, which it is not."
+                )
+                return Failure(member.stage, member.name, "foreign-engine", retry=True, error=foreign)
+            return handoff
+
+    async def decode(
+        self, member: Member, key: str, transfer: Transfer | None, handoff: Handoff | None
+    ) -> Answer | Stream | Failure:
+        """Let `member` answer the client.
+
+        Args:
+            member: A decode or colocated instance.
+            key: The leg's id.
+            transfer: The attempt, if KV is handed over.
+            handoff: What prefill has made for it, where the legs leave one after the other.
+        """
+        intake, route = self.intake, self.route
+        source = None
+        if handoff is not None:
+            source = Source(handoff.member, handoff.since, handoff.handle.prompt_tokens)
+        leg = route.legs.open(member, source)
+        keep_open = False
+
+        def spend_handle() -> None:
+            if handoff is not None:
+                if not self.is_usable(handoff):
+                    raise HandoffError(
+                        "The prefilled KV was too old, or its engine gone, before decode could be sent."
+                    )
+                handoff.used = True
+
+        try:
+            handle = handoff.handle if handoff is not None else None
+            body = route.dialect.decode_body(intake.api, intake.body, transfer, handle)
+            # A kept connection that breaks may have brought the request before it did: the handle could be spent.
+            outgoing = Outgoing("POST", intake.api, self._headers(key), body, resend=transfer is None)
+            response = await route.legs.send(leg, outgoing, self._decode_times(), spend_handle)
+            if response.status == 200 and is_event_stream(response):
+                keep_open = True
+                return Stream(leg, response)
+            answer = await response.read()
+            if response.status != 200:
+                return leg.refuse(response, answer)
+            leg.outcome = "ok"
+            return Answer(response.status, hide_internal(answer), tuple(relayed_headers(response.headers)))
+        except HandoffError as error:
+            return Failure(member.stage, member.name, "stale-handle", retry=True, error=error)
+        except UpstreamError as error:
+            return leg.fail(error)
+        finally:
+            if not keep_open:
+                leg.close()
+
+    def is_usable(self, handoff: Handoff | None) -> bool:
+        """Whether decode may be sent with this handle."""
+        route = self.route
+        return (
+            handoff is not None
+            and not handoff.used
+            and route.legs.fleet.is_current(handoff.member)
+            and route.legs.now() - handoff.since <= route.max_handle_age_s
+        )
+
+    def leave_to_lease(self, handoff: Handoff, reason: str) -> None:
+        """Nobody will fetch this KV, and only its lease frees it."""
+        handoff.unpin(handoff.since + self.route.lease_s)
+        self.route.legs.metrics.left_to_lease(reason)
+
+    def remaining(self) -> float:
+        """Seconds that the request still has.
+
+        Raises:
+            UpstreamTimeoutError: If there are none.
+        """
+        remaining_s = self.ends_at - self.route.legs.now()
+        if remaining_s <= 0:
+            raise UpstreamTimeoutError(f"The request was not served in {self.route.spec.request_timeout_s:g} s.")
+        return remaining_s
+
+    def _decode_times(self) -> LegTimes:
+        spec = self.route.spec
+        remaining_s = self.remaining()
+        # An answer that is not streamed shows its first byte when it is complete.
+        first_s = min(spec.first_token_timeout_s, remaining_s) if self.intake.stream else remaining_s
+        return LegTimes(first_s, spec.idle_timeout_s, remaining_s)
+
+    def _headers(self, key: str) -> tuple[Header, ...]:
+        return (JSON_TYPE, (b"x-request-id", key.encode()), *self.intake.headers)
+
+
+def _no_handle(leg: Leg, error: HandoffError) -> Failure:
+    member = leg.member
+    leg.outcome = "no-handle"
+    return Failure(Stage.PREFILL, member.name, "no-handle", retry=True, refused=True, error=error)

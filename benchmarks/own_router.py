@@ -11,7 +11,7 @@ import sys
 
 import uvloop
 
-from disagg.engines.vllm.dialect import PullDialect
+from disagg.engines.vllm.dialect_pull import PullDialect
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet, State

@@ -68,8 +68,9 @@ async def test_a_body_that_is_not_declared_as_json_is_refused() -> None:
         ("GET", "/nope", 404, "NotFoundError"),
         ("GET", "/v1/chat/completions", 405, "MethodNotAllowedError"),
         ("POST", "/v1/models", 405, "MethodNotAllowedError"),
-        ("POST", "/v1/embeddings", 501, "NotImplementedError"),
-        ("POST", "/v1/responses", 501, "NotImplementedError"),
+        ("GET", "/v1/embeddings", 405, "MethodNotAllowedError"),
+        ("GET", "/v1/responses/resp_1", 501, "NotImplementedError"),
+        ("POST", "/v1/files", 501, "NotImplementedError"),
     ],
 )
 async def test_paths_that_are_not_served(method: str, path: str, status: int, kind: str) -> None:

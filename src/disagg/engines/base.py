@@ -179,6 +179,9 @@ class Api(StrEnum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    GENERATE = "/inference/v1/generate"
 
 
 class Order(StrEnum):

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from disagg.engines.base import Api, Body
+from disagg.engines.api_fields import FIELDS
+from disagg.engines.base import Api, Body, Transfer
 
 INTERNAL_KEYS = frozenset(
     {
@@ -30,15 +31,11 @@ JsonScalar = str | int | float | bool | None
 
 FALSE = msgspec.Raw(b"false")
 ONE = msgspec.Raw(b"1")
+ZERO = msgspec.Raw(b"0")
 
-# Refused beside a cap of one token and without a stream; neither shapes the prompt.
-_NOT_ON_PREFILL = ("stream_options", "min_tokens")
-_CAPS: Mapping[Api, tuple[str, ...]] = {
-    # Chat takes max_completion_tokens before max_tokens when a body has both.
-    Api.CHAT: ("max_tokens", "max_completion_tokens"),
-    Api.COMPLETIONS: ("max_tokens",),
-}
 _TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
+# Objects inside a body that engines merge into what their connectors read.
+_HIDING = frozenset({"vllm_xargs", "sampling_params"})
 _encoder = msgspec.json.Encoder()
 _scalar = msgspec.json.Decoder(JsonScalar)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -108,37 +105,171 @@ def count_at(body: Body, key: str) -> int:
     return value if isinstance(value, int) and value > 1 else 1
 
 
-def prefill_leg(api: Api, body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
+def prefill_leg(api: Api, body: Body, internal: frozenset[str], transfer: Transfer) -> dict[str, msgspec.Raw]:
     """The client's body as prefill gets it: the same prompt, one token, one choice, not streamed.
 
     What else the client set stays, so that prefill's validation refuses what decode's would, before KV is pinned.
+
+    Args:
+        api: What the client called.
+        body: What it sent.
+        internal: Keys that are removed.
+        transfer: The attempt, which names the leg for APIs that take a request's id from the body.
     """
+    fields = FIELDS[api]
     leg = client_body(body, internal)
-    for key in _NOT_ON_PREFILL:
-        leg.pop(key, None)
-    for cap in _CAPS[api]:
-        leg[cap] = ONE
-    if is_more_than_one(leg, "n"):
-        leg["n"] = ONE
-    leg["stream"] = FALSE
+    leg.pop("stream_options", None)
+    cap = ZERO if api is Api.COMPLETIONS and "echo" in leg and is_true(leg, "echo") else ONE
+    if fields.nested is None:
+        _cap(leg, api, cap)
+    elif (inner := _read_object(leg.get(fields.nested))) is not None:
+        _cap(inner, api, cap)
+        leg[fields.nested] = msgspec.Raw(encode(inner))
+    leg.update(fields.fixed)
+    _name(leg, api, transfer.key)
     return leg
 
 
-def client_body(body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
-    """A copy of the body without the keys that only a router may set, at the top level and in ``vllm_xargs``.
+def decode_leg(api: Api, body: Body, internal: frozenset[str], transfer: Transfer | None) -> dict[str, msgspec.Raw]:
+    """The client's body as decode gets it.
 
-    vLLM merges ``vllm_xargs`` into the same dictionary that its connectors read, so a key hidden there arrives as
-    if the router had set it.
+    Args:
+        api: What the client called.
+        body: What it sent.
+        internal: Keys that are removed.
+        transfer: The attempt; None for a run on decode alone. With it, prefill tells about the prompt, and decode is
+            not asked: it would have to compute all of it again.
+    """
+    leg = client_body(body, internal)
+    if transfer is not None:
+        leg.pop("prompt_logprobs", None)
+        if api is Api.COMPLETIONS:
+            leg.pop("echo", None)
+        _name(leg, api, transfer.key)
+    return leg
+
+
+def _cap(fields: dict[str, msgspec.Raw], api: Api, cap: msgspec.Raw) -> None:
+    """Ask for one token and one choice."""
+    table = FIELDS[api]
+    for key in table.floors:
+        fields.pop(key, None)
+    for key in table.caps:
+        fields[key] = cap
+    for key in table.choices:
+        if is_more_than_one(fields, key):
+            fields[key] = ONE
+
+
+def _name(leg: dict[str, msgspec.Raw], api: Api, key: str) -> None:
+    table = FIELDS[api]
+    if table.id_key is not None:
+        leg[table.id_key] = msgspec.Raw(encode_text(table.id_prefix + key))
+
+
+def holds_internal(body: Body, internal: frozenset[str]) -> bool:
+    """Whether `client_body` might have something to remove."""
+    return not internal.isdisjoint(body) or not _HIDING.isdisjoint(body)
+
+
+def client_body(body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
+    """A copy of the body without the keys that only a router may set, wherever an engine would find them.
+
+    vLLM merges ``vllm_xargs``, and the tokens-in API's ``sampling_params.extra_args``, into the same dictionary that
+    its connectors read, so a key hidden there arrives as if the router had set it.
     """
     kept = {key: value for key, value in body.items() if key not in internal}
-    extra = kept.get("vllm_xargs")
-    if extra is not None:
-        cleaned = _without_keys(extra, internal)
-        if cleaned is None:
-            del kept["vllm_xargs"]
-        else:
-            kept["vllm_xargs"] = cleaned
+    _clean(kept, "vllm_xargs", internal)
+    settings = kept.get("sampling_params")
+    inner = _read_object(settings)
+    if inner is not None and "extra_args" in inner:
+        _clean(inner, "extra_args", internal)
+        kept["sampling_params"] = msgspec.Raw(encode(inner))
     return kept
+
+
+def _clean(fields: dict[str, msgspec.Raw], key: str, internal: frozenset[str]) -> None:
+    """Remove internal keys from an object inside a body; all of it, if it cannot be read safely."""
+    extra = fields.get(key)
+    if extra is None:
+        return
+    cleaned = _without_keys(extra, internal)
+    if cleaned is None:
+        del fields[key]
+    else:
+        fields[key] = cleaned
+
+
+def sampling(api: Api, body: Body) -> Body:
+    """Where the request's sampling settings are: in the body itself, or in an object inside it."""
+    nested = FIELDS[api].nested
+    return body if nested is None else _read_object(body.get(nested)) or {}
+
+
+def unmergeable(api: Api, body: Body) -> str | None:
+    """Why two answers could not be put together to what one engine would say: a short slug, or None if they can.
+
+    Only for requests that want something of the prompt (`echo`, `prompt_logprobs`); all others need no merging.
+    """
+    settings = sampling(api, body)
+    if not is_null(settings, "prompt_logprobs"):
+        if api not in {Api.CHAT, Api.COMPLETIONS}:
+            return "prompt-logprobs"
+        if "stream" in body and is_true(body, "stream"):
+            return "prompt-logprobs-streamed"  # the engine refuses it, in its own words
+    if "echo" not in body or not is_true(body, "echo"):
+        return None
+    if api is not Api.COMPLETIONS:
+        return "echo"
+    if "return_token_ids" in body and is_true(body, "return_token_ids"):
+        return "echo-token-ids"
+    limit = _scalar_at(body, "max_tokens")
+    return "echo-alone" if limit == 0 and limit is not False else None
+
+
+def wants_prompt(body: Body) -> bool:
+    """Whether a part of the answer is prefill's to give: the prompt itself, or its log probabilities."""
+    return ("echo" in body and is_true(body, "echo")) or not is_null(body, "prompt_logprobs")
+
+
+def prompt_ids(api: Api, body: Body) -> int | None:
+    """How many token ids the prompt consists of; None if it is a text, or several prompts, or cannot be read."""
+    key = FIELDS[api].ids_key
+    raw = body.get(key) if key is not None else None
+    if raw is None:
+        return None
+    text = bytes(raw)
+    start = text.lstrip()[:1]
+    if start != b"[" or b'"' in text or text.count(b"[") != 1:
+        return None
+    return text.count(b",") + 1
+
+
+def split_prompts(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    """The prompts of a list, each as the client wrote it.
+
+    Raises:
+        ValueError: If it is not a list.
+    """
+    try:
+        return _array.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError("not a list of prompts") from error
+
+
+def encode_text(text: str) -> bytes:
+    """A JSON string."""
+    return _encoder.encode(text)
+
+
+def _read_object(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw] | None:
+    """The keys of an object; None if it is none."""
+    if raw is None:
+        return None
+    try:
+        return _object.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _without_keys(raw: msgspec.Raw, keys: frozenset[str]) -> msgspec.Raw | None:

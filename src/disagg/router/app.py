@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from disagg import __version__
-from disagg.engines.base import Api, Dialect
+from disagg.engines.base import Body, Dialect
 from disagg.errors import (
     DisaggError,
     MethodNotAllowedError,
@@ -25,10 +26,12 @@ from disagg.policy.base import Policy
 from disagg.policy.breaker import BreakerRules
 from disagg.policy.registry import make_policy
 from disagg.router.admission import Admission
+from disagg.router.apis import Endpoint, Way, find
 from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, Member
+from disagg.router.framing import error_reply
 from disagg.router.gauges import connection_gauges
 from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
 from disagg.router.journey import Journey
@@ -36,6 +39,7 @@ from disagg.router.keys import Holder, client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
 from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
+from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.route import Route
 from disagg.topology.spec import Stage
@@ -43,18 +47,11 @@ from disagg.topology.spec import Stage
 log = logging.getLogger("disagg.router")
 access = logging.getLogger("disagg.access")
 
-_APIS = {api.value: api for api in Api}
-_NOT_YET = frozenset({
-    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/v1/score",
-    "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/tokenize", "/detokenize", "/inference/v1/generate",
-    "/v1/audio/transcriptions", "/v1/audio/translations",
-})  # fmt: skip
-"""Paths of the engines that exist, and mean nothing over separate stages here."""
-
 _OPEN = frozenset({"/health", "/metrics", "/version"})
 """Pages that need no key: what watches a deployment has none."""
 
 Page = Callable[[Request], Awaitable[Answer]]
+Serve = Callable[[Record, Responder], Awaitable[None]]
 
 
 class Router:
@@ -108,6 +105,7 @@ class Router:
         # Without keys of our own a client's credentials are the engines' business.
         self._credentials = Credentials() if self._keys is None else Credentials.behind_keys(self.engine_headers)
         self._chores: asyncio.Task[None] | None = None
+        self._passing = Passing(legs, spec, self._route.serving)
         self._models = Models(config, fleet, self.client, self._clocks)
         self._pages: dict[str, Page] = {
             "/v1/models": self._list_models,
@@ -159,38 +157,42 @@ class Router:
     # Requests.
 
     async def _handle(self, request: Request, respond: Responder) -> None:
-        api = _APIS.get(request.path)
-        if api is not None and request.method == "POST":
-            await self._serve(api, request, respond)
+        endpoint = find(request.path)
+        if endpoint is not None and request.method == endpoint.method:
+            await self._serve(endpoint, request, respond)
             return
         if self._keys is not None and request.path not in _OPEN:
             self._keys.check(request)
         page = self._pages.get(request.path)
-        if page is not None and request.method in {"GET", "HEAD"}:
+        if endpoint is not None:
+            respond.send_answer(_refused(request, endpoint))
+        elif page is None:
+            respond.send_answer(error_answer(UnknownPathError(f"There is no {request.path} here.")))
+        elif request.method in {"GET", "HEAD"}:
             respond.send_answer(await page(request))
-            return
-        respond.send_answer(_not_found(request, known=api is not None or page is not None, post=api is not None))
+        else:
+            respond.send_answer(_wrong_method(request, b"GET, HEAD"))
 
-    async def _serve(self, api: Api, request: Request, respond: Responder) -> None:
+    async def _serve(self, endpoint: Endpoint, request: Request, respond: Responder) -> None:
         metrics, admission, keys, now = self.metrics, self.admission, self._keys, self._clocks.monotonic
         holder: Holder | None = None
         admitted = False
-        record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), api, now())
+        record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), endpoint.path, now())
         metrics.in_flight += 1
         self._budget.request(record.started_at)
         try:
             if keys is not None:
                 holder = keys.admit(request, record)
-            intake = read_intake(api, request, self._names, self._dialect.internal_keys, self._credentials)
+            fields, serve = self._read(endpoint, request)
             if holder is not None:
-                holder.check_model(model_of(intake.body) or self.config.served_model_names[0])
+                holder.check_model(model_of(fields) or self.config.served_model_names[0])
             # Nobody waits while there is room.
             if admission.running < admission.limit:
                 admission.running += 1
             else:
-                await admission.wait(priority_of(request, intake.body))
+                await admission.wait(priority_of(request, fields))
             admitted = True
-            await Journey(self._route, intake, record, respond).run()
+            await serve(record, respond)
             if record.status >= 400:
                 record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
         except DisaggError as error:
@@ -198,7 +200,7 @@ class Router:
             record.outcome = Outcome.REFUSED if error.status < 500 else Outcome.FAILED
             record.detail = record.detail or str(error)
             record.error = record.error or error_slug(error)
-            answer = error_answer(error)
+            answer = error_reply(endpoint.path, error)
             respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
         except asyncio.CancelledError:
             record.outcome = Outcome.CLIENT_LEFT
@@ -212,6 +214,15 @@ class Router:
             metrics.request_ended(record, now())
             if self.config.access_log and access.isEnabledFor(logging.INFO):
                 access.info("%s", record.log_line(now()))
+
+    def _read(self, endpoint: Endpoint, request: Request) -> tuple[Body, Serve]:
+        """Check a request: its fields, and what serves it."""
+        names, internal, credentials = self._names, self._dialect.internal_keys, self._credentials
+        if endpoint.api is None:
+            passed = read_passed(request, names, internal, credentials)
+            return passed.fields, partial(self._passing.run, passed)
+        intake = read_intake(endpoint.api, request, names, internal, credentials)
+        return intake.body, lambda record, respond: Journey(self._route, intake, record, respond).run()
 
     # Pages.
 
@@ -247,11 +258,16 @@ def _policies(config: RouterConfig) -> dict[Stage, Policy]:
     }
 
 
-def _not_found(request: Request, *, known: bool, post: bool) -> Answer:
-    if known:
-        answer = error_answer(MethodNotAllowedError(f"{request.path} does not take {request.method}."))
-        allow = b"POST" if post else b"GET, HEAD"
-        return Answer(answer.status, answer.body, (*answer.headers, (b"allow", allow)))
-    if request.path in _NOT_YET:
-        return error_answer(NotDisaggregableError(f"{request.path} is not served over separate stages."))
-    return error_answer(UnknownPathError(f"There is no {request.path} here."))
+def _refused(request: Request, endpoint: Endpoint) -> Answer:
+    """Why a known path does not take this request."""
+    if endpoint.way is Way.REFUSED:
+        return error_reply(
+            request.path,
+            NotDisaggregableError(f"{request.path} is not served over several engines: {endpoint.about}."),
+        )
+    return _wrong_method(request, b"POST")
+
+
+def _wrong_method(request: Request, allow: bytes) -> Answer:
+    answer = error_reply(request.path, MethodNotAllowedError(f"{request.path} does not take {request.method}."))
+    return Answer(answer.status, answer.body, (*answer.headers, (b"allow", allow)))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from disagg.errors import DisaggError, UpstreamError, UpstreamProtocolError
 from disagg.http.messages import JSON_TYPE, Answer
 from disagg.http.response import Response
+from disagg.router.framing import Framing
 from disagg.router.legs import Failure, Leg
 from disagg.router.metrics import Metrics
 from disagg.router.record import Outcome, Path, Record
-from disagg.router.relay import EventRelay, error_body, error_event, error_status, relayed_headers
+from disagg.router.relay import EventRelay, error_body, error_status, relayed_headers
 from disagg.router.sink import Sink, StreamFilter
 from disagg.router.usage import find_usage
 
@@ -39,13 +40,17 @@ class Delivery:
         record: Gets the status and the time of the first byte.
         metrics: Gets the times of a stream's events.
         now: Monotonic seconds.
+        framing: How streams of this API end.
     """
 
-    def __init__(self, respond: Sink, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(
+        self, respond: Sink, record: Record, metrics: Metrics, now: Callable[[], float], framing: Framing
+    ) -> None:
         self._respond = respond
         self._record = record
         self._metrics = metrics
         self._now = now
+        self._framing = framing
         self._observe_gap: Callable[[float], None]
         self._written_at = 0.0
 
@@ -69,9 +74,9 @@ class Delivery:
         response, respond = stream.response, self._respond
         change = stream.change
         if change is None:
-            relay = EventRelay(lambda data: self._write(stream, data))
+            relay = EventRelay(lambda data: self._write(stream, data), self._framing)
         else:
-            relay = EventRelay(lambda data: self._write(stream, change(data)))
+            relay = EventRelay(lambda data: self._write(stream, change(data)), self._framing)
 
         def on_flow(writable: bool) -> None:
             if writable:
@@ -90,7 +95,7 @@ class Delivery:
             if relay.rejected:
                 return _rejected(leg, relay.rejected)
             if not (relay.ended or relay.saw_error):
-                end = UpstreamProtocolError("the stream ended without data: [DONE].")
+                end = UpstreamProtocolError("the stream ended without its last event.")
                 return self._break_off(relay, leg.fail(end))
             leg.outcome = "ok" if not relay.saw_error else "refused" if relay.refused else "broken"
         if relay.saw_error:
@@ -141,7 +146,7 @@ class Delivery:
         self._record.outcome = Outcome.BROKEN
         self._record.error = f"{failure.stage}-{failure.outcome}"
         self._record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
-        self._respond.finish(error_event(failure.error or DisaggError("Internal server error")))
+        self._respond.finish(self._framing.broken(failure.error or DisaggError("Internal server error")))
         return None
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from disagg.engines import bodies
 from disagg.engines.base import Api, Body
-from disagg.errors import BadRequestError, UnknownModelError
+from disagg.errors import BadRequestError, NotDisaggregableError, UnknownModelError
 from disagg.http.messages import Header, Request
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -57,6 +57,11 @@ class Credentials:
         """Where the router asks clients for keys: those stay here, and the engines get the router's own."""
         return cls(PASSED_ON - {b"authorization"}, engine)
 
+    def headers(self, request: Request) -> tuple[Header, ...]:
+        """The headers of a leg that come from the client or stand for it."""
+        passed_on = self.passed_on
+        return (*[h for h in request.headers if h[0] in passed_on], *self.added)
+
 
 def read_intake(
     api: Api, request: Request, names: Collection[str], internal: frozenset[str], credentials: Credentials
@@ -73,26 +78,59 @@ def read_intake(
     Raises:
         BadRequestError: If the body is not a JSON object, or is not declared as JSON.
         UnknownModelError: If it names a model that is not served here.
+        NotDisaggregableError: If it asks for state that would have to outlive it.
+    """
+    body = read_body(request)
+    check_model(body, names)
+    if bodies.holds_internal(body, internal):
+        body = bodies.client_body(body, internal)
+    if api is Api.RESPONSES:
+        _check_stateless(body)
+    return Intake(api, body, "stream" in body and bodies.is_true(body, "stream"), credentials.headers(request))
+
+
+def _check_stateless(body: Body) -> None:
+    """Stored responses live in the memory of one engine process, and the next request may meet another one."""
+    for key in ("previous_response_id", "conversation"):
+        if not bodies.is_null(body, key):
+            raise NotDisaggregableError(
+                f"{key} names state inside one engine process, and there are several behind this endpoint.",
+                hint="Send the earlier turns as `input`.",
+                param=key,
+            )
+    if "background" in body and bodies.is_true(body, "background"):
+        raise NotDisaggregableError(
+            "A response in the background is kept by one engine process, and there are several behind this endpoint.",
+            hint="Leave `background` out, and stream the answer if it takes long.",
+            param="background",
+        )
+
+
+def read_body(request: Request) -> Body:
+    """The keys of a JSON body.
+
+    Raises:
+        BadRequestError: If the body is not a JSON object, or is not declared as JSON.
     """
     media_type = (request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         # As vLLM does; it also keeps web pages from sending requests without the browser asking first.
         raise BadRequestError("Unsupported media type: the body has to be sent as application/json.")
     try:
-        body = _object.decode(request.body)
+        return _object.decode(request.body)
     except msgspec.ValidationError as error:
         raise BadRequestError("The body has to be a JSON object.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(f"The body is not valid JSON: {error}.") from error
-    _check_model(body, names)
-    if not internal.isdisjoint(body) or "vllm_xargs" in body:
-        body = bodies.client_body(body, internal)
-    passed_on = credentials.passed_on
-    headers = (*[h for h in request.headers if h[0] in passed_on], *credentials.added)
-    return Intake(api, body, "stream" in body and bodies.is_true(body, "stream"), headers)
 
 
-def _check_model(body: Body, names: Collection[str]) -> None:
+def check_model(body: Body, names: Collection[str]) -> None:
+    """Check the name of the model, if there is one.
+
+    Raises:
+        BadRequestError: If it is no name.
+        UnknownModelError: If it is not served here.
+    """
     raw = body.get("model")
     if raw is None:
         return

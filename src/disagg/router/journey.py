@@ -16,6 +16,7 @@ from disagg.errors import DisaggError, NoInstanceError, NotDisaggregableError
 from disagg.http.messages import Answer
 from disagg.router.delivery import Delivery, Stream
 from disagg.router.fleet import Member
+from disagg.router.framing import FRAMINGS
 from disagg.router.handoff import Handoff
 from disagg.router.intake import Intake
 from disagg.router.legs import Failure
@@ -48,7 +49,7 @@ class Journey:
         self._intake = intake
         self._record = record
         self._merge = merge
-        self._delivery = Delivery(respond, record, route.legs.metrics, route.legs.now)
+        self._delivery = Delivery(respond, record, route.legs.metrics, route.legs.now, FRAMINGS[intake.api])
         ends_at = record.started_at + route.spec.request_timeout_s
         self._steps = Steps(route, intake, ends_at, keeps_answer=merge is not None)
         self._avoided: set[str] = set()

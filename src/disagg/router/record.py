@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from disagg.engines.base import Api
 from disagg.errors import DisaggError
 from disagg.http.messages import Header
 
@@ -16,6 +15,8 @@ class Path(StrEnum):
     DISAGGREGATED = "disaggregated"
     LOCAL = "local"
     COLOCATED = "colocated"
+    PASSED = "passed"
+    """To one instance, because the API has nothing to hand over."""
     NONE = "none"
 
 
@@ -44,7 +45,7 @@ class Record:
 
     Attributes:
         public_id: The id that the client sees.
-        api: What it called.
+        api: The path that it called.
         started_at: Monotonic seconds.
         path: The way that it takes.
         reason: Why the way is not the disaggregated one; empty otherwise.
@@ -64,7 +65,7 @@ class Record:
     """
 
     public_id: bytes
-    api: Api
+    api: str
     started_at: float
     path: Path = Path.NONE
     reason: str = ""
@@ -101,7 +102,7 @@ class Record:
         key = f" key={self.key}" if self.key else ""
         detail = f" detail={self.detail!r}" if self.detail else ""
         return (
-            f"id={self.public_id.decode('latin-1')} api={self.api.value} path={self.path}{reason}"
+            f"id={self.public_id.decode('latin-1')} api={self.api} path={self.path}{reason}"
             f" prefill={self.prefill or '-'} decode={self.decode or '-'} status={self.status}"
             f" outcome={self.outcome} ttft_s={ttft} duration_s={now - self.started_at:.4f}"
             f" retries={self.retries}{key}{detail}"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from disagg.errors import DisaggError
-from disagg.http.messages import Header, error_object
+from disagg.http.messages import Header
 from disagg.http.response import Response
+from disagg.router.framing import OPENAI, Framing
 
-DONE = b"data: [DONE]\n\n"
 _MAX_EVENT = 8 * 1024**2
 _ERROR_EVENT = b'data: {"error"'
+_NAMED_ERROR = b"event: error\n"
 _HIDDEN_KEYS = ("kv_transfer_params", "ec_transfer_params")
 # The connection's own headers, and those that the router sets.
 _NOT_RELAYED = frozenset({
@@ -64,11 +64,6 @@ def hide_internal(body: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def error_event(error: DisaggError) -> bytes:
-    """The end of a stream that broke: one error event, and the terminator that clients wait for."""
-    return b"data: " + msgspec.json.encode(error_object(error)) + b"\n\n" + DONE
-
-
 class EventRelay:
     """Passes a stream on in whole events, so that a stream which breaks inside one still ends cleanly.
 
@@ -76,6 +71,7 @@ class EventRelay:
 
     Args:
         write: Takes the bytes; the first call begins the answer.
+        framing: How streams of this API end.
 
     Attributes:
         started: The client has been sent something.
@@ -84,10 +80,23 @@ class EventRelay:
         saw_error: The engine put an error event into the stream.
     """
 
-    __slots__ = ("_before", "_last", "_tail", "_write", "refused", "rejected", "saw_error", "started")
+    __slots__ = (
+        "_before",
+        "_error_mark",
+        "_framing",
+        "_last",
+        "_tail",
+        "_write",
+        "refused",
+        "rejected",
+        "saw_error",
+        "started",
+    )
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], framing: Framing = OPENAI) -> None:
         self._write = write
+        self._framing = framing
+        self._error_mark = framing.error_mark
         self._tail = b""
         self._last = b""
         self._before = b""
@@ -112,7 +121,7 @@ class EventRelay:
             self._pass(data)
 
     def _pass(self, data: bytes) -> None:
-        if _ERROR_EVENT in data:
+        if self._error_mark in data:
             self.saw_error = True
             if not self.started and not self.rejected:
                 status = error_status(data)
@@ -129,7 +138,7 @@ class EventRelay:
     @property
     def ended(self) -> bool:
         """Whether the client has been sent the terminator."""
-        return b"[DONE]" in self._last[-16:]
+        return self._framing.is_end(self._last)
 
     def end(self) -> bytes:
         """The last two pieces that were passed on: an engine sends its usage right before the terminator."""
@@ -142,7 +151,7 @@ class EventRelay:
 
 def error_status(data: bytes) -> int:
     """The status in a stream's first event; 0 if that is no error event."""
-    if not data.startswith(_ERROR_EVENT):
+    if not data.startswith((_ERROR_EVENT, _NAMED_ERROR)):
         return 0
     try:
         return _error_event.decode(error_body(data)).error.code
@@ -152,4 +161,4 @@ def error_status(data: bytes) -> int:
 
 def error_body(data: bytes) -> bytes:
     """The JSON in a stream's first event."""
-    return data.partition(b"\n")[0].removeprefix(b"data: ").rstrip()
+    return data.removeprefix(_NAMED_ERROR).partition(b"\n")[0].removeprefix(b"data: ").rstrip()

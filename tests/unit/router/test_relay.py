@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg.errors import UpstreamTimeoutError
-from disagg.router.relay import EventRelay, error_event, error_status, hide_internal, relayed_headers
+from disagg.router.framing import OPENAI
+from disagg.router.relay import EventRelay, error_status, hide_internal, relayed_headers
 
 EVENTS = [b'data: {"n":%d}\n\n' % n for n in range(6)] + [
     b"data: a\ndata: b\r\n\r\n",
@@ -81,7 +82,7 @@ def test_text_about_errors_is_not_an_error() -> None:
 
 def test_an_error_event_is_one_event_and_the_terminator() -> None:
     """In the shape that clients know from whole answers."""
-    event, done, rest = error_event(UpstreamTimeoutError("late")).split(b"\n\n")
+    event, done, rest = OPENAI.broken(UpstreamTimeoutError("late")).split(b"\n\n")
     assert json.loads(event.removeprefix(b"data: "))["error"] == {
         "message": "late", "type": "GatewayTimeoutError", "param": None, "code": 504
     }  # fmt: skip

@@ -62,8 +62,7 @@ class ContentDialect(Dialect):
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body with one token asked for; the connector stores every prompt."""
-        del transfer  # the prompt ties the legs
-        return bodies.encode(bodies.prefill_leg(api, body, self.internal_keys))
+        return bodies.encode(bodies.prefill_leg(api, body, self.internal_keys, transfer))
 
     def read_handle(self, answer: bytes) -> Handle:
         """Check that prefill computed the prompt to its end.
@@ -81,5 +80,5 @@ class ContentDialect(Dialect):
 
     def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body: decode finds the KV by the prompt."""
-        del api, transfer, handle
-        return bodies.encode(bodies.client_body(body, self.internal_keys))
+        del handle
+        return bodies.encode(bodies.decode_leg(api, body, self.internal_keys, transfer))

@@ -35,13 +35,28 @@ class _PromptDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """The `usage` of an answer, as far as a handoff needs it."""
 
-    prompt_tokens: TokenCount
+    prompt_tokens: TokenCount | None = None
+    input_tokens: TokenCount | None = None
+    """What the responses and messages APIs call it."""
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens_details: _PromptDetails | None = None
+
+    def prompt(self) -> int:
+        """Length of the prompt, in tokens.
+
+        Raises:
+            HandoffError: If the answer does not tell it.
+        """
+        count = self.prompt_tokens or self.input_tokens
+        if count is None:
+            raise HandoffError("The prefill engine's answer does not tell the prompt's length.")
+        return count
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that the engine found in its cache, if it said so."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return details.cached_tokens if details is not None else None
 
 
 class _Choice(msgspec.Struct):
@@ -49,8 +64,20 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
+    """The end of an answer: of chat and completions by choice, of messages and of responses as a whole."""
+
     usage: Usage
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    choices: list[_Choice] = []
+    stop_reason: Literal["max_tokens", "end_turn", "stop_sequence", "tool_use"] | None = None
+    status: Literal["completed", "incomplete"] | None = None
+
+    def has_ended(self) -> bool:
+        return bool(self.choices) or self.stop_reason is not None or self.status is not None
+
+    def reached_its_limit(self) -> bool:
+        if self.choices:
+            return all(choice.finish_reason == "length" for choice in self.choices)
+        return self.stop_reason == "max_tokens" or self.status == "incomplete"
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -58,14 +85,15 @@ _answer = msgspec.json.Decoder(_Answer)
 
 def local_reason(api: Api, body: Body) -> str | None:
     """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
+    settings = bodies.sampling(api, body)
     for key, reason in _SEVERAL:
-        if key in body and bodies.is_more_than_one(body, key):
+        if key in settings and bodies.is_more_than_one(settings, key):
             return reason
     for key, reason in _FLAGS:
         if key in body and bodies.is_true(body, key):
             return reason
     for key, reason in _VALUES:
-        if not bodies.is_null(body, key):
+        if not bodies.is_null(settings, key):
             return reason
     prompt = body.get("prompt") if api is Api.COMPLETIONS else None
     return "prompt-list" if prompt is not None and bodies.holds_several(prompt) else None
@@ -85,12 +113,14 @@ def read_completion(answer: bytes, *, only_length: bool) -> Handle:
         read = _answer.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HandoffError(f"The prefill engine's answer does not tell that its KV was kept: {error}.") from error
-    if only_length and any(choice.finish_reason != "length" for choice in read.choices):
+    if not read.has_ended():
+        raise HandoffError("The prefill engine's answer does not tell that its KV was kept: it has no end.")
+    if only_length and not read.reached_its_limit():
         raise HandoffError(
             "The prefill engine's one token ended the sequence, so it dropped the KV.",
             hint="Its connector keeps KV only of sequences that reach their limit.",
         )
-    return Handle(NOTHING, "", read.usage.prompt_tokens, read.usage.cached_tokens)
+    return Handle(NOTHING, "", read.usage.prompt(), read.usage.cached_tokens)
 
 
 def refused_leg(params: msgspec.Raw) -> Call:

@@ -37,7 +37,7 @@ class LMCacheDialect(Dialect):
                 "The decode instance's KV receiver is not known.",
                 hint="Give its address and its two ports with the instance.",
             )
-        leg = bodies.prefill_leg(api, body, self.internal_keys)
+        leg = bodies.prefill_leg(api, body, self.internal_keys, transfer)
         # As lists: a decode instance has one receiver per tensor-parallel rank, on ports that follow each other.
         ranks = range(decode.tensor)
         spec = {
@@ -59,5 +59,5 @@ class LMCacheDialect(Dialect):
 
     def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body: decode finds the KV by the prompt."""
-        del api, transfer, handle
-        return bodies.encode(bodies.client_body(body, self.internal_keys))
+        del handle
+        return bodies.encode(bodies.decode_leg(api, body, self.internal_keys, transfer))

@@ -65,7 +65,7 @@ class MooncakeDialect(Dialect):
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token on which it cannot stop, not streamed, with the transfer's id."""
-        leg = bodies.prefill_leg(api, body, self.internal_keys)
+        leg = bodies.prefill_leg(api, body, self.internal_keys, transfer)
         for key in _STOPS:
             leg.pop(key, None)
         leg["ignore_eos"] = _TRUE
@@ -87,8 +87,8 @@ class MooncakeDialect(Dialect):
         Raises:
             HandoffError: If the prefill engine is not known.
         """
-        del api, handle
-        leg = bodies.client_body(body, self.internal_keys)
+        del handle
+        leg = bodies.decode_leg(api, body, self.internal_keys, transfer)
         if transfer is not None:
             leg["kv_transfer_params"] = _sender(transfer)
         return bodies.encode(leg)

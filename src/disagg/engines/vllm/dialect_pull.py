@@ -67,8 +67,7 @@ class PullDialect(Dialect):
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token, not streamed, with the blocks kept."""
-        del transfer  # prefill's answer ties the legs
-        leg = bodies.prefill_leg(api, body, self.internal_keys)
+        leg = bodies.prefill_leg(api, body, self.internal_keys, transfer)
         leg["kv_transfer_params"] = KEEP_BLOCKS
         return bodies.encode(leg)
 
@@ -98,14 +97,13 @@ class PullDialect(Dialect):
             # A copy: a slice would keep prefill's whole answer alive as long as the handle.
             params=outer.kv_transfer_params.copy(),
             engine_id=params.remote_engine_id,
-            prompt_tokens=outer.usage.prompt_tokens,
+            prompt_tokens=outer.usage.prompt(),
             cached_tokens=cached if cached is not None else outer.usage.cached_tokens,
         )
 
     def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body, with prefill's parameters as they came if there is a handle."""
-        del api, transfer
-        leg = bodies.client_body(body, self.internal_keys)
+        leg = bodies.decode_leg(api, body, self.internal_keys, transfer)
         if handle is not None:
             leg["kv_transfer_params"] = handle.params
         return bodies.encode(leg)

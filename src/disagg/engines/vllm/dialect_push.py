@@ -52,8 +52,7 @@ class PushDialect(Dialect):
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token, not streamed, with the blocks kept for the writer."""
-        del transfer  # the legs' id ties them
-        leg = bodies.prefill_leg(api, body, self.internal_keys)
+        leg = bodies.prefill_leg(api, body, self.internal_keys, transfer)
         leg["kv_transfer_params"] = _KEEP
         return bodies.encode(leg)
 
@@ -68,7 +67,7 @@ class PushDialect(Dialect):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HandoffError(f"The prefill engine's answer does not tell that its KV was kept: {error}.") from error
         return Handle(
-            msgspec.Raw(b"null"), read.kv_transfer_params.remote_engine_id, read.usage.prompt_tokens,
+            msgspec.Raw(b"null"), read.kv_transfer_params.remote_engine_id, read.usage.prompt(),
             read.usage.cached_tokens,
         )  # fmt: skip
 
@@ -78,8 +77,8 @@ class PushDialect(Dialect):
         Raises:
             HandoffError: If these are not known.
         """
-        del api, handle
-        leg = bodies.client_body(body, self.internal_keys)
+        del handle
+        leg = bodies.decode_leg(api, body, self.internal_keys, transfer)
         if transfer is not None:
             leg["kv_transfer_params"] = _writer(transfer)
         return bodies.encode(leg)

@@ -47,11 +47,7 @@ def test_every_api_has_its_fields() -> None:
 @pytest.mark.parametrize("api", list(Api))
 def test_prefill_makes_one_token_of_every_api(api: Api) -> None:
     """Whatever the cap is called and wherever it stands, it is 1; floors and streams are gone."""
-    leg = read(
-        prefill_leg(
-            api, body(stream=True, stream_options={"include_usage": True}, **LONG[api]), frozenset(), TRANSFER
-        )
-    )
+    leg = read(prefill_leg(api, body(stream=True, stream_options={"include_usage": True}, **LONG[api])))
     where = leg["sampling_params"] if api is Api.GENERATE else leg
     assert [where[cap] for cap in FIELDS[api].caps] == [1] * len(FIELDS[api].caps)
     assert leg["stream"] is False
@@ -61,9 +57,7 @@ def test_prefill_makes_one_token_of_every_api(api: Api) -> None:
 @pytest.mark.parametrize("api", list(Api))
 def test_prefill_is_capped_where_the_client_set_no_cap(api: Api) -> None:
     """An absent cap means the engine's default, which is many tokens."""
-    leg = read(
-        prefill_leg(api, body(**{k: v for k, v in LONG[api].items() if "tokens" not in k}), frozenset(), TRANSFER)
-    )
+    leg = read(prefill_leg(api, body(**{k: v for k, v in LONG[api].items() if "tokens" not in k})))
     where = leg.get("sampling_params", leg)
     assert all(where[cap] == 1 for cap in FIELDS[api].caps)
 
@@ -115,9 +109,7 @@ def test_an_escaped_key_is_found_as_well() -> None:
 
 def test_prefill_echoes_nothing_but_the_prompt() -> None:
     """Its own token must not be told apart from the prompt afterwards."""
-    leg = read(
-        prefill_leg(Api.COMPLETIONS, body(prompt="x", echo=True, max_tokens=9, logprobs=1), frozenset(), TRANSFER)
-    )
+    leg = read(prefill_leg(Api.COMPLETIONS, body(prompt="x", echo=True, max_tokens=9, logprobs=1)))
     assert (leg["echo"], leg["max_tokens"], leg["logprobs"]) == (True, 0, 1)
 
 

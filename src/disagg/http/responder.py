@@ -118,6 +118,17 @@ class Responder:
         else:
             self._channel.transport.write(data)
 
+    def write_chunks(self, data: bytes) -> bool:
+        """Send more of the body that is framed as chunks already.
+
+        Returns:
+            False if this answer is not sent in chunks: then nothing was sent.
+        """
+        if not self._chunked or self.finished or self._bare:
+            return False
+        self._channel.transport.write(data)
+        return True
+
     async def drain(self) -> None:
         """Wait until the client has read enough to be sent more."""
         while not self._channel.writable and not self.finished:

@@ -16,6 +16,10 @@ _MAX_BUFFERED = 256 * 1024
 class Source(Protocol):
     """The connection as its response sees it."""
 
+    def pass_chunks(self, take: Callable[[bytes], bool] | None) -> None:
+        """Give whole chunks to `take` with their framing, as long as it returns True for them; None ends that."""
+        ...
+
     def pause(self) -> None:
         """Read no more for now."""
         ...
@@ -88,8 +92,13 @@ class Response:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             await self._wait()
 
-    async def relay(self, sink: Callable[[bytes], None]) -> None:
+    async def relay(self, sink: Callable[[bytes], None], take_chunks: Callable[[bytes], bool] | None = None) -> None:
         """Call `sink` with every piece of the body as it arrives, in the reader's own callback; return at the end.
+
+        Args:
+            sink: Takes the bytes of the body.
+            take_chunks: Is offered what came as whole chunks, framing included, before it is parsed. What it returns
+                True for does not reach `sink`.
 
         Raises:
             UpstreamError: If the rest does not arrive. What has arrived before was given to `sink`.
@@ -99,11 +108,15 @@ class Response:
             self._unblock()
             sink(data)
         self._sink = sink
+        if self._source is not None:
+            self._source.pass_chunks(take_chunks)
         try:
             while not self.complete:
                 await self._wait()
         finally:
             self._sink = None
+            if self._source is not None:
+                self._source.pass_chunks(None)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces as they arrive."""

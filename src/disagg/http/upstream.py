@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 from typing import Protocol, cast
 
 import httptools
 
 from disagg.errors import UpstreamError, UpstreamProtocolError, UpstreamTimeoutError, UpstreamUnreachableError
+from disagg.http.chunks import are_whole_chunks
 from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.messages import Header
 from disagg.http.origin import Origin
@@ -65,11 +67,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
         self._until_close = False
         self._paused = False
+        self._take_chunks: Callable[[bytes], bool] | None = None
+        self._chunk_ended = False
+        self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property
     def usable(self) -> bool:
         """Whether a kept connection can take another exchange."""
-        return not self.transport.is_closing() and self.deadline > asyncio.get_running_loop().time()
+        return not self.transport.is_closing() and self.deadline > self._now()
 
     async def exchange(self, wire: bytes, times: LegTimes) -> Response:
         """Send a request; return when the head and the first bytes of the body, or the end, have arrived.
@@ -78,7 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
             UpstreamError: If the engine closes, is silent for too long, or does not speak HTTP.
         """
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._now()
         self.exchanges += 1
         self.received = False
         self._times = times
@@ -89,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = True
         self._done = False
         self._until_close = False
+        self._chunk_ended = False
         if self.transport.is_closing():
             raise UpstreamUnreachableError(f"{self.origin.authority} has closed the connection.")
         waiter: asyncio.Future[Response] = loop.create_future()
@@ -116,10 +122,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; the engine sees it and ends what it does for this exchange."""
+        self._take_chunks = None
         self._waiter = None
         self._response = None
         self.deadline = inf
         self.transport.abort()
+
+    def pass_chunks(self, take: Callable[[bytes], bool] | None) -> None:
+        """Give whole chunks to `take` with their framing, as long as it returns True for them; None ends that."""
+        self._take_chunks = take
 
     def pause(self) -> None:
         """Stop reading: whoever reads the answer is slower than the engine, which is not the engine's fault."""
@@ -141,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         name = self.origin.authority
-        if asyncio.get_running_loop().time() >= self._ends_at:
+        if self._now() >= self._ends_at:
             text = f"{name} has not finished within {self._times.total_s:g} s."
         elif self._waiter is not None:
             text = f"{name} has not begun to answer within {self._times.first_byte_s:g} s."
@@ -150,7 +161,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.fail(UpstreamTimeoutError(text))
 
     def _extend(self) -> None:
-        self.deadline = min(asyncio.get_running_loop().time() + self._times.idle_s, self._ends_at)
+        deadline = self._now() + self._times.idle_s
+        self.deadline = deadline if deadline < self._ends_at else self._ends_at
 
     # What the transport tells.
 
@@ -161,6 +173,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the answer."""
+        take = self._take_chunks
+        if take is not None and self._chunk_ended and are_whole_chunks(data) and take(data):
+            if not self._paused:
+                self._extend()
+            return
         self.received = True
         if self._waiter is None and self._response is None:
             # Nobody asked: what comes next on this connection could be taken for another request's answer.
@@ -177,6 +194,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._in_head and self._head_bytes > self._pool.limits.max_header_bytes:
             self.fail(UpstreamProtocolError(f"{self.origin.authority} sent headers without end."))
             return
+        # Part of the next chunk's size may have come with it: then the end of the data is no line end.
+        self._chunk_ended = self._chunk_ended and data.endswith(b"\r\n")
         self._flush()
 
     def _flush(self) -> None:
@@ -198,6 +217,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _finish(self, response: Response) -> None:
         self._response = None
+        self._take_chunks = None
         response.finish()
         self.resume()
         if self._keep_alive and not self._until_close:
@@ -250,6 +270,14 @@ class UpstreamConnection(asyncio.Protocol):
         """A piece of the body."""
         if not self._done:
             self._parts.append(data)
+
+    def on_chunk_header(self) -> None:
+        """A chunk follows."""
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is complete."""
+        self._chunk_ended = True
 
     def on_message_complete(self) -> None:
         """The answer is complete, unless it was an interim one (100 Continue, 103 Early Hints)."""

@@ -38,8 +38,14 @@ def main(argv: Sequence[str]) -> int:
 
     def make(died: Callable[[], None]) -> list[Instance]:
         return [
-            Instance(replace(settings, engine_id=str(uuid4())), pace, address, faults=faults, on_death=died)
-            for address in where
+            Instance(
+                replace(settings, engine_id=str(uuid4()), kv_events=settings.kv_events.numbered(number)),
+                pace,
+                address,
+                faults=faults,
+                on_death=died,
+            )
+            for number, address in enumerate(where)
         ]
 
     return host.run(host.serve(make, _show))

@@ -48,6 +48,7 @@ class Admin:
                 responder.send(200, b"{}", (JSON_TYPE,))
             case "POST", "clear-cache":
                 core.engine.pool.forget()
+                core.driver.publish()
                 responder.send(200, b"{}", (JSON_TYPE,))
             case "POST", str() if action in ACTIONS:
                 duration = _duration(request.body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from uuid import uuid4
 
+from disagg.engines.emulated.cache_events import EventsConfig, read_events_config
 from disagg.engines.emulated.faults import Faults, read_faults
 from disagg.engines.emulated.settings import EngineSettings, Role, SimplePace
 from disagg.errors import ConfigError, Problem
@@ -101,6 +102,7 @@ def _add_api_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="serve /inference/v1/generate and the render endpoints (default: off)",
     )
+    add("--kv-events-config", metavar="JSON", help="publish KV events by ZeroMQ, with vLLM's keys")
     add("--runner", choices=["generate", "pooling"], default="generate", help="(default: %(default)s)")
     add(
         "--scheduling-policy",
@@ -167,6 +169,7 @@ def engine_settings(args: argparse.Namespace, engine_id: str | None = None) -> E
         runner=args.runner,
         priorities=args.scheduling_policy == "priority",
         request_id_headers=args.enable_request_id_headers,
+        kv_events=read_events_config(args.kv_events_config) if args.kv_events_config else EventsConfig(),
         load_tracking=args.enable_server_load_tracking,
     ).checked()
 

@@ -7,11 +7,13 @@ finds old or foreign content and no error, as on a real engine.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from disagg.engines.emulated.cache_events import CacheLog
 from disagg.engines.emulated.model import MASK
 
 
@@ -22,6 +24,9 @@ class BlockPool:
         num_blocks: Blocks in the pool; ids are 0 to this minus 1.
         block_size: Tokens per block.
         caching: Keep full blocks findable by the tokens that lead to them.
+
+    Attributes:
+        log: Is told what becomes findable and what no longer is; None if nobody wants to know.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
@@ -35,6 +40,7 @@ class BlockPool:
         self._cells = array("Q", bytes(8 * num_blocks * block_size))
         self._by_key: dict[int, int] = {}
         self._key_of: dict[int, int] = {}
+        self.log: CacheLog | None = None
 
     @property
     def free_blocks(self) -> int:
@@ -56,6 +62,8 @@ class BlockPool:
             key = self._key_of.pop(block, None)
             if key is not None and self._by_key.get(key) == block:
                 del self._by_key[key]
+                if self.log is not None:
+                    self.log.removed(key)
             self._refs[block] = 1
             taken.append(block)
         return taken
@@ -84,16 +92,20 @@ class BlockPool:
             found.append(block)
         return found
 
-    def remember(self, block: int, key: int) -> None:
-        """Make a full block findable. The first block with a key keeps it."""
+    def remember(self, block: int, key: int) -> bool:
+        """Make a full block findable; whether it is new. The first block with a key keeps it."""
         if self._caching and key not in self._by_key and block not in self._key_of:
             self._by_key[key] = block
             self._key_of[block] = key
+            return True
+        return False
 
     def forget(self) -> None:
         """Empty the prefix cache; blocks that are in use stay."""
         self._by_key.clear()
         self._key_of.clear()
+        if self.log is not None:
+            self.log.cleared()
 
     def context(self, blocks: Sequence[int], length: int) -> int:
         """Sum of the KV content of the first `length` positions, read from the blocks now."""
@@ -157,7 +169,8 @@ class BlockPool:
 
 def root_key(salt: str) -> int:
     """Key of the empty prefix; prompts with different salts share nothing."""
-    return hash(salt) if salt else 0
+    # Not Python's hash of a text, which differs from process to process.
+    return zlib.crc32(salt.encode()) if salt else 0
 
 
 def next_key(key: int, tokens: Sequence[int]) -> int:

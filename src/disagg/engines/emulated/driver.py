@@ -41,6 +41,18 @@ class WallClock:
         await asyncio.sleep(seconds)
 
 
+class Publisher(Protocol):
+    """Where events of the prefix cache go."""
+
+    def publish(self, events: list[dict[str, object]]) -> None:
+        """Send one batch."""
+        ...
+
+    def sources(self) -> dict[str, dict[str, object]]:
+        """Where they come from, for those who want to read them."""
+        ...
+
+
 class Driver:
     """Runs one engine until it is stopped.
 
@@ -59,6 +71,7 @@ class Driver:
         self.pace = pace
         self.clock = clock
         self.puller = puller
+        self.publisher: Publisher | None = None
         self._faults = faults or FaultBox((), clock.now)
         self._wake = asyncio.Event()
         self._thawed = asyncio.Event()
@@ -89,6 +102,7 @@ class Driver:
         """Queue a sequence."""
         if seq.remote is not None and self.puller is not None and not seq.remote.lost:
             self.puller.connect(seq.remote)
+        self.engine.now = self.clock.now()
         self.engine.add(seq)
         self._wake.set()
 
@@ -141,6 +155,12 @@ class Driver:
             action()
             self._wake.set()
 
+    def publish(self) -> None:
+        """Send what has happened to the cache since the last time."""
+        log_of = self.engine.pool.log
+        if self.publisher is not None and log_of is not None and log_of.events:
+            self.publisher.publish(log_of.take())
+
     # Tasks.
 
     async def _steps(self) -> None:
@@ -148,6 +168,7 @@ class Driver:
         free_at = clock.now()
         while True:
             await self._thawed.wait()
+            engine.now = clock.now()
             plan = engine.plan()
             self._start_loads()
             if plan is None:
@@ -161,6 +182,8 @@ class Driver:
             await clock.sleep(max(0.0, free_at - clock.now()) if step_s else 0.0)
             await self._thawed.wait()
             engine.commit(plan, clock.now())
+            if self.publisher is not None:
+                self.publish()
 
     async def _upkeep(self) -> None:
         """Leases and heartbeats. The tick is a fraction of the lease, so that both are never late by much."""
@@ -223,6 +246,7 @@ class Driver:
         await self._thawed.wait()
         if seq.state is not State.FINISHED:
             engine.loaded(seq, data, size)
+            self.publish()
         elif self._faults.frees_early():
             # The blocks were given back when the request was aborted; whoever has them now is written over.
             if data is not None:
@@ -233,6 +257,7 @@ class Driver:
 
     async def _fetch(self, puller: Puller, remote: RemoteKv, seq: Sequence, count: int) -> tuple[bytes, int]:
         """Read KV with the faults that are in force."""
+        begun = self.clock.now()
         faults = self._faults.transfers()
         delay = self.engine.settings.transfer_s + faults.transfer_s
         if faults.transfer_bytes_per_s:
@@ -246,6 +271,8 @@ class Driver:
             self._stuck.add(seq)
             await asyncio.get_running_loop().create_future()
         data, size = await puller.read(remote, count, notify=not faults.notice)
+        self.engine.stats.transfer.observe(self.clock.now() - begun)
+        self.engine.stats.transfer_bytes.observe(len(data))
         if faults.notice == "duplicate":
             puller.notify(remote)
             puller.notify(remote)

@@ -15,6 +15,7 @@ from disagg.engines.emulated.handoff import LocalSide, RemoteKv, handle
 from disagg.engines.emulated.model import Tokenizer, ToyModel
 from disagg.engines.emulated.sequence import FinishReason, Sequence, State
 from disagg.engines.emulated.settings import EngineSettings
+from disagg.engines.emulated.stats import Stats
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Engine:
     Attributes:
         to_load: Sequences whose remote KV has to be fetched; the driver takes them and calls `loaded`.
         to_release: Remote KV that will not be read; the driver tells its owner.
+        now: Time of the latest event, in seconds; set from outside.
     """
 
     def __init__(self, settings: EngineSettings, side: LocalSide) -> None:
@@ -71,6 +73,8 @@ class Engine:
         self.pool = BlockPool(settings.num_blocks, settings.block_size, caching=settings.prefix_caching)
         self.leases = Leases(settings.lease_s)
         self.counters = Counters()
+        self.stats = Stats()
+        self.now = 0.0
         self.waiting: deque[Sequence] = deque()
         self.ready: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -87,6 +91,7 @@ class Engine:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence."""
+        seq.arrived = self.now
         if seq.remote is not None and seq.sampling.prompt_logprobs:
             # Log probabilities of the prompt need every position computed here.
             self.to_release.append(seq.remote)
@@ -200,6 +205,8 @@ class Engine:
     def commit(self, plan: Plan, now: float) -> None:
         """Compute what was planned; sequences that have ended meanwhile are passed over."""
         pool, model, size = self.pool, self.model, self.settings.block_size
+        self.now = now
+        self.stats.step_tokens.observe(plan.prefill_tokens + plan.decode_seqs)
         for seq, count in plan.work:
             if seq.state is not State.RUNNING:
                 continue
@@ -235,6 +242,8 @@ class Engine:
                 self._free(seq)
             return None
         queue.popleft()
+        if not seq.output:
+            seq.scheduled = self.now
         seq.state = State.RUNNING
         self.running.append(seq)
         return seq, count
@@ -302,9 +311,14 @@ class Engine:
 
     def _sample(self, seq: Sequence, context: int, now: float) -> None:
         counters = self.counters
-        if not seq.output:
+        if seq.output:
+            self.stats.inter_token.observe(now - seq.last_token)
+        else:
+            self.stats.first_token.observe(now - seq.arrived)
+            seq.first_token = now
             counters.prompt_tokens += len(seq.prompt)
             counters.computed_prompt_tokens += max(0, len(seq.prompt) - seq.cached_tokens - seq.external_tokens)
+        seq.last_token = now
         token = seq.choose(seq.adapter or self.model, context)
         counters.generation_tokens += 1
         if seq.append(token, context, self.tokenizer, self.settings.max_model_len):
@@ -324,6 +338,20 @@ class Engine:
         else:
             self._free(seq)
         self._end(seq, reason or "stop")
+        self._time(seq, now)
+
+    def _time(self, seq: Sequence, now: float) -> None:
+        """Record what a finished sequence took."""
+        stats, output = self.stats, len(seq.output)
+        stats.whole.observe(now - seq.arrived)
+        stats.queue.observe(seq.scheduled - seq.arrived)
+        stats.inference.observe(now - seq.scheduled)
+        stats.prefill.observe(seq.first_token - seq.scheduled)
+        stats.decode.observe(now - seq.first_token)
+        stats.per_token.observe((now - seq.first_token) / (output - 1) if output > 1 else 0.0)
+        stats.prompt_tokens.observe(len(seq.prompt))
+        stats.output_tokens.observe(output)
+        stats.max_tokens.observe(seq.sampling.max_tokens)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.state = State.FINISHED
@@ -363,4 +391,6 @@ class Engine:
             while len(keys) <= index:
                 at = len(keys) * size
                 keys.append(next_key(keys[-1] if keys else root_key(seq.salt_key), seq.tokens(at, size)))
-            self.pool.remember(seq.blocks[index], keys[index])
+            if self.pool.remember(seq.blocks[index], keys[index]) and self.pool.log is not None:
+                parent = keys[index - 1] if index else None
+                self.pool.log.stored([keys[index]], parent, seq.tokens(index * size, size), seq.adapter_name)

@@ -81,6 +81,7 @@ class Exchange:
                         keep_for_decode=keep,
                         salt_key=generation.cache_salt,
                         adapter=generation.adapter,
+                        adapter_name=None if generation.adapter is None else generation.model,
                         priority=generation.priority,
                     )
                 )

@@ -7,8 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from disagg.engines.emulated.cache_events import CacheLog, EventsConfig
 from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.driver import Driver, WallClock
 from disagg.engines.emulated.engine import Engine
@@ -20,6 +22,9 @@ from disagg.engines.emulated.settings import EngineSettings, Pace, Role
 from disagg.engines.emulated.transfer import Puller, SideChannel
 from disagg.http.limits import ServerLimits
 from disagg.http.server import Server
+
+if TYPE_CHECKING:
+    from disagg.engines.emulated.kv_events import Publisher
 
 log = logging.getLogger("disagg.emulated")
 
@@ -69,6 +74,7 @@ class Instance:
         self._core: Core | None = None
         self._server: Server | None = None
         self._side: SideChannel | None = None
+        self._events: Publisher | None = None
 
     @property
     def url(self) -> str:
@@ -101,9 +107,17 @@ class Instance:
                 settle_failures=not settings.recompute,
             )
         driver = Driver(engine, self._pace, WallClock(), puller, self._faults)
+        publisher = self._publisher(settings.kv_events)
+        if publisher is not None:
+            engine.pool.log = CacheLog(settings.block_size)
+            driver.publisher = publisher
         core = Core(engine, driver, self._faults, self.die, self._control, created=time.time())
         server = Server(Api(core).handle, _LIMITS)
-        await server.start(where.host, where.port)
+        try:
+            await server.start(where.host, where.port)
+        except BaseException:
+            self._close_publisher()
+            raise
         self._server = server
         side_port = where.side_channel_port
         if connected:
@@ -111,6 +125,7 @@ class Instance:
             try:
                 side_port = await self._side.start(where.side_channel_host, where.side_channel_port)
             except BaseException:
+                self._close_publisher()
                 await server.stop()
                 raise
         self.addresses = replace(where, port=server.port, side_channel_port=side_port)
@@ -128,6 +143,21 @@ class Instance:
             await server.stop()
         if core is not None:
             await core.driver.stop()
+        self._close_publisher()
+
+    def _publisher(self, config: EventsConfig) -> Publisher | None:
+        if not config.on:
+            return None
+        # Only who publishes needs the package.
+        from disagg.engines.emulated.kv_events import Publisher
+
+        self._events = Publisher(config)
+        return self._events
+
+    def _close_publisher(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what is under way, then close."""

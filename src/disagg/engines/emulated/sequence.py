@@ -84,8 +84,10 @@ class Sequence:
         params_out: Handoff parameters to return, once finished.
         placed: The cache was searched for it, and counted so.
         adapter: Weights of its own, None for the base model.
+        adapter_name: What that is called.
         priority: Lower ones are served first, where priorities count.
         lines: Tokens that it has to say, once they are known.
+        arrived: When it came; the three after it are when it first ran, and had its first and latest token.
     """
 
     request_id: str
@@ -111,8 +113,13 @@ class Sequence:
     keys: list[int] | None = None
     placed: bool = False
     adapter: ToyModel | None = None
+    adapter_name: str | None = None
     priority: int = 0
     lines: list[int] | None = None
+    arrived: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
 
     @property
     def length(self) -> int:

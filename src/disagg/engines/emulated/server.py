@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from disagg.engines.emulated.apis.models import model_list
 from disagg.engines.emulated.apis.openai import Chat, Completions
 from disagg.engines.emulated.apis.responses import Responses, UnknownResponseError
 from disagg.engines.emulated.apis.tokens import Generate
+from disagg.engines.emulated.cache_events import EventsConfig
 from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.exchange import ENGINE_DEAD, REQUEST_FAILED, EngineFailedError, Exchange
 from disagg.engines.emulated.faults import Faults
@@ -53,6 +55,8 @@ _PLAIN: Mapping[str, _Plain] = {
     "/v1/messages/count_tokens": count_tokens,
 }
 _GET = ("/v1/models", "/health", "/version", "/metrics", "/load", "/kv_event_sources", "/ping")
+# As on the real server, what is asked all the time is not counted.
+_UNCOUNTED = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _SCALE_OUT_OFF = {
     "message": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
@@ -68,8 +72,9 @@ class Api:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._admin = admin.Admin(core)
+        self._served: Counter[tuple[str, str, int]] = Counter()
         settings = self._settings = core.engine.settings
-        shape = repr(replace(settings, engine_id="")).encode()
+        shape = repr(replace(settings, engine_id="", kv_events=EventsConfig())).encode()
         self._fingerprint = f"vllm-{VERSION}-{crc32(shape):08x}"
         self._keys = [f"Bearer {key}".encode() for key in settings.api_keys]
         generates = settings.runner == "generate"
@@ -86,6 +91,15 @@ class Api:
             return
         if core.silent:
             await core.driver.thawed()
+        try:
+            await self._route(request, responder)
+        finally:
+            if path not in _UNCOUNTED:
+                name = path if path in self._apis or path in self._posts or path in _GET else "none"
+                self._served[name, request.method, responder.status // 100] += 1
+
+    async def _route(self, request: Request, responder: Responder) -> None:
+        path = request.path
         if self._keys and path.startswith(_GUARDED) and not self._allowed(request):
             responder.send_answer(json_answer(401, {"error": "Unauthorized"}))
             return
@@ -265,9 +279,10 @@ class Api:
             case "/version":
                 responder.send_answer(json_answer(200, {"version": VERSION}))
             case "/kv_event_sources":
-                responder.send_answer(json_answer(200, {}))
+                publisher = core.driver.publisher
+                responder.send_answer(json_answer(200, {} if publisher is None else publisher.sources()))
             case "/metrics":
-                responder.send(200, metrics.render(core.engine), (metrics.CONTENT_TYPE,))
+                responder.send(200, metrics.render(core.engine, core.created, self._served), (metrics.CONTENT_TYPE,))
             case _:
                 responder.send_answer(json_answer(200, model_list(self._settings, int(core.created))))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from disagg.engines.emulated.cache_events import NO_EVENTS, EventsConfig
 from disagg.errors import ConfigError, Problem
 
 MAX_BLOCKS = 4_000_000
@@ -93,6 +94,7 @@ class EngineSettings:
         priorities: Requests with a lower `priority` are served first.
         request_id_headers: Answer with the request's `X-Request-Id`.
         load_tracking: Count requests under way for `/load`.
+        kv_events: Where events of the prefix cache are published.
     """
 
     model: str
@@ -121,6 +123,7 @@ class EngineSettings:
     priorities: bool = False
     request_id_headers: bool = False
     load_tracking: bool = False
+    kv_events: EventsConfig = NO_EVENTS
 
     def checked(self) -> EngineSettings:
         """This, if an engine could start with it.

@@ -44,31 +44,9 @@ async def test_during_prefill(stream: bool) -> None:
         assert await r.metric("disagg_legs_total", stage="prefill", outcome="cancelled") == 1
 
 
-async def test_between_the_legs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """KV is pinned and nobody will fetch it: decode is not asked, the lease frees it, and a metric says so."""
-    async with rig() as r:
-        request = r.router.client.request
-        reached = asyncio.Event()
-
-        async def slow_to_connect(origin, *rest):  # type: ignore[no-untyped-def]
-            if origin.authority in r.d.url:
-                reached.set()
-                await asyncio.sleep(3600)
-            return await request(origin, *rest)
-
-        monkeypatch.setattr(r.router.client, "request", slow_to_connect)
-        call = await r.call()
-        await soon(reached)
-        await call.close()
-        await r.settled()
-        assert len(r.p.seen) == 1
-        assert r.d.seen == []
-        assert await r.metric("disagg_kv_left_to_lease_total") == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_before_the_first_token(stream: bool) -> None:
-    """Decode sees the disconnect, and no second attempt is made."""
+    """Decode sees the disconnect when its time for a first output is over, and no second attempt is made."""
     async with rig(decode=2) as r:
         r.d.script.append(mock.hangs)
         call = await r.call({"model": MODEL, "prompt": "x", "stream": stream})
@@ -78,6 +56,22 @@ async def test_before_the_first_token(stream: bool) -> None:
         await r.settled()
         assert r.decode[1].seen == []
         assert await r.metric("disagg_kv_left_to_lease_total") == 0
+
+
+async def test_decode_is_not_ended_while_kv_may_be_landing() -> None:
+    """Its connection is closed with its first output: an engine that is aborted earlier may crash or leak blocks."""
+    async with rig(linger_s=3600) as r:
+        gate = asyncio.Event()
+        r.d.script.append(mock.gated(gate, (), mock.EVENTS))
+        call = await r.call(STREAM)
+        await soon(r.d.arrived)
+        await call.close()
+        while await r.metric("disagg_requests_total", outcome="client_left") < 1:
+            await asyncio.sleep(0.01)
+        assert r.d.departures == 0
+        assert r.d.open_requests == 1
+        gate.set()
+        await r.settled()
 
 
 async def test_in_mid_stream() -> None:

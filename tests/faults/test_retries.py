@@ -225,7 +225,8 @@ async def test_a_handle_that_has_aged_before_decode_is_sent_is_not_used(monkeypa
         assert len(r.p.seen) == 2
         assert len(r.d.seen) == 1
         assert await r.metric("disagg_handoff_failures_total", reason="stale") == 1
-        assert await r.metric("disagg_kv_left_to_lease_total", reason="stale") == 1
+        await r.settled()
+        assert await r.metric("disagg_kv_released_total", reason="stale") == 1
         await r.settled()
 
 

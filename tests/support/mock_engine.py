@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from disagg.engines.base import Api, Body, Dialect, Handle, Transfer
+from disagg.engines.base import Api, Body, Call, Dialect, Handle, Order, Transfer
 from disagg.errors import HandoffError
 from disagg.http.messages import JSON_TYPE, SSE_TYPE, Request
 from disagg.http.responder import Responder
 from disagg.http.server import Server
+
+RELEASE, ABORT = "/release", "/abort"
 
 Behaviour = Callable[["MockEngine", Request, Responder], Awaitable[None]]
 
@@ -25,6 +27,8 @@ class MockEngine:
     Attributes:
         seen: Every request that arrived.
         bodies: Their bodies as JSON.
+        told: Releases and aborts that arrived.
+        told_status: What they are answered with.
         departures: Requests whose peer left before the answer was complete.
         script: Behaviours of the next requests, in order.
         default: Behaviour when the script is empty.
@@ -35,6 +39,8 @@ class MockEngine:
         self.default = default
         self.script: deque[Behaviour] = deque()
         self.seen: list[Request] = []
+        self.told: list[tuple[str, Any]] = []
+        self.told_status = 200
         self.departures = 0
         self.max_model_len = 2048
         self.arrived = asyncio.Event()
@@ -67,6 +73,10 @@ class MockEngine:
     async def _handle(self, request: Request, respond: Responder) -> None:
         if request.path == "/v1/models":
             respond.send(200, json.dumps({"data": [{"id": "x", "max_model_len": self.max_model_len}]}).encode())
+            return
+        if request.path in {RELEASE, ABORT}:
+            self.told.append((request.path, json.loads(request.body)))
+            respond.send(self.told_status, b"{}", (JSON_TYPE,))
             return
         self.seen.append(request)
         self.arrived.set()
@@ -216,3 +226,41 @@ class FakeDialect(Dialect):
         if handle is not None:
             leg["kv_transfer_params"] = handle.params
         return msgspec.json.encode(leg)
+
+    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+        if handle is None:
+            return None
+        return Call(RELEASE, msgspec.json.encode({"release": handle.params}))
+
+
+class PairedDialect(Dialect):
+    """Both legs at once, tied by a key; what prefill answers is only looked at, and released through decode."""
+
+    name = "fake-paired"
+    internal_keys = frozenset({"tie"})
+    order = Order.CONCURRENT
+    pairs_first = True
+
+    def local_reason(self, api: Api, body: Body) -> str | None:
+        return None
+
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
+        return self._tied(body, transfer, "prefill")
+
+    def read_handle(self, answer: bytes) -> Handle:
+        if b"usage" not in answer:
+            raise HandoffError("prefill kept nothing.")
+        return Handle(msgspec.Raw(b"null"), "", 7, None)
+
+    def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
+        return self._tied(body, transfer, "decode") if transfer is not None else msgspec.json.encode(body)
+
+    def abort(self, transfer: Transfer) -> Call | None:
+        return Call(ABORT, msgspec.json.encode({"abort": transfer.key}))
+
+    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+        return Call(RELEASE, msgspec.json.encode({"release": transfer.key}))
+
+    def _tied(self, body: Body, transfer: Transfer, stage: str) -> bytes:
+        tie = {"key": transfer.key, "stage": stage, "prefill": transfer.prefill.engine_id}
+        return msgspec.json.encode({**body, "tie": tie})

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.engines.base import Peer
+from disagg.engines.base import Dialect, Peer
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, State
@@ -161,14 +161,21 @@ def _head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
 
 @asynccontextmanager
 async def rig(
-    prefill: int = 1, decode: int = 1, *, colocated: bool = False, lease_s: float = 30.0, **spec: Any
+    prefill: int = 1,
+    decode: int = 1,
+    *,
+    colocated: bool = False,
+    lease_s: float = 30.0,
+    linger_s: float = 0.05,
+    dialect: Dialect | None = None,
+    **spec: Any,
 ) -> AsyncIterator[Rig]:
     """A router with so many ready mock engines per stage; everything is closed and checked at the end."""
     serving = Stage.COLOCATED if colocated else Stage.DECODE
     fleet = Fleet(((Stage.PREFILL,) if prefill else ()) + (serving,))
     skew = [0.0]
     clocks = Clocks(monotonic=lambda: asyncio.get_running_loop().time() + skew[0])
-    config = RouterConfig((MODEL, "alias"), RouterSpec(**spec), lease_s=lease_s)
+    config = RouterConfig((MODEL, "alias"), RouterSpec(**spec), lease_s=lease_s, linger_s=linger_s)
     ps = [MockEngine(prefilled, f"engine-p{i}") for i in range(prefill)]
     ds = [MockEngine(decoded, f"engine-d{i}") for i in range(decode)]
     for stage, engines in ((Stage.PREFILL, ps), (serving, ds)):
@@ -176,7 +183,7 @@ async def rig(
             await engine.start()
             fleet.add(f"{stage}-{i}", stage, engine.url, f"inc-{stage}-{i}", Peer(engine.engine_id))
             fleet.mark(f"{stage}-{i}", f"inc-{stage}-{i}", State.READY)
-    router = Router(config, FakeDialect(), fleet, clocks, tick_s=0.01)
+    router = Router(config, dialect or FakeDialect(), fleet, clocks, tick_s=0.01)
     await router.start("127.0.0.1", 0)
     try:
         yield Rig(fleet, ps, ds, router, skew)

@@ -74,7 +74,7 @@ class Client:
                     raise
             reused = connection.exchanges > 0
             try:
-                return await connection.exchange(wire, times)
+                return await connection.exchange(wire, times, outgoing.linger)
             except UpstreamUnreachableError:
                 if not (reused and outgoing.resend and not connection.received):
                     raise

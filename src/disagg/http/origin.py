@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ class Outgoing(msgspec.Struct, frozen=True):
         body: The whole body.
         resend: The request may be sent a second time when a kept connection turns out to have been closed
             before anything of an answer came.
+        linger: Asked when the caller is cancelled before the answer has begun: for so many seconds the exchange goes
+            on, and its connection is closed at the first byte of the body. None closes it at once.
     """
 
     method: str
@@ -57,6 +60,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     headers: tuple[Header, ...] = ()
     body: bytes = b""
     resend: bool = True
+    linger: Callable[[], float] | None = None
 
     def encode(self, origin: Origin) -> bytes:
         """The bytes on the wire."""

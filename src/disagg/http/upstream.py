@@ -76,8 +76,13 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether a kept connection can take another exchange."""
         return not self.transport.is_closing() and self.deadline > self._now()
 
-    async def exchange(self, wire: bytes, times: LegTimes) -> Response:
+    async def exchange(self, wire: bytes, times: LegTimes, linger: Callable[[], float] | None = None) -> Response:
         """Send a request; return when the head and the first bytes of the body, or the end, have arrived.
+
+        Args:
+            wire: The request.
+            times: Its limits.
+            linger: See `Outgoing.linger`.
 
         Raises:
             UpstreamError: If the engine closes, is silent for too long, or does not speak HTTP.
@@ -106,9 +111,23 @@ class UpstreamConnection(asyncio.Protocol):
             # The answer may have arrived in this turn of the loop; a complete one has given the connection back.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().close()
-            else:
+            elif linger is None or not self._linger(linger()):
                 self.abort()
             raise
+
+    def _linger(self, seconds: float) -> bool:
+        """Nobody waits for the answer any more; go on until it begins, for so many seconds at most.
+
+        Returns:
+            Whether there is something to go on with.
+        """
+        if seconds <= 0 or self.transport.is_closing():
+            return False
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self._waiter.add_done_callback(_close_answer)
+        self.deadline = min(self.deadline, loop.time() + seconds)
+        return True
 
     def fail(self, error: UpstreamError) -> None:
         """End the exchange under way with an error, and close."""
@@ -287,3 +306,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._headers = []
         else:
             self._done = True
+
+
+def _close_answer(waiter: asyncio.Future[Response]) -> None:
+    """The answer that nobody waits for has begun, or failed."""
+    if not waiter.cancelled() and waiter.exception() is None:
+        waiter.result().close()

@@ -34,6 +34,7 @@ from disagg.router.fleet import Fleet, Member
 from disagg.router.framing import error_reply
 from disagg.router.gauges import connection_gauges
 from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
+from disagg.router.introduction import Introductions
 from disagg.router.journey import Journey
 from disagg.router.keys import Holder, client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
@@ -41,6 +42,7 @@ from disagg.router.metrics import CONTENT_TYPE, Metrics
 from disagg.router.models import Models
 from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
+from disagg.router.release import Releases
 from disagg.router.route import Route
 from disagg.topology.spec import Stage
 
@@ -89,13 +91,17 @@ class Router:
         self._budget = RetryBudget(spec.retry_budget)
         books = Books(self.metrics, Breakers(rules, fleet, self.metrics), self._budget, self._clocks.monotonic)
         legs = Legs(fleet, self.client, _policies(config), books)
+        self._releases = Releases(legs, dialect, config.lease_s)
         self._route = Route(
             legs=legs,
             dialect=dialect,
             spec=spec,
             max_handle_age_s=config.lease_s * 0.5,
             lease_s=config.lease_s,
+            linger_s=config.linger_s,
             serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
+            releases=self._releases,
+            introductions=Introductions(self.client, dialect),
             # Engines pair the stages by it and show it in answers: the next one must not follow from it.
             new_key=lambda: os.urandom(16).hex(),
         )
@@ -149,6 +155,7 @@ class Router:
         if self._chores is not None:
             self._chores.cancel()
         await self.server.stop()
+        await self._releases.background.close()
         await self.client.close()
 
     def _member_gone(self, member: Member) -> None:

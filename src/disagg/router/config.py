@@ -35,6 +35,8 @@ class RouterConfig:
         lease_s: How long prefill keeps a prompt's KV, in seconds. A handle older than half of it is not used.
         max_model_len: Context limit in tokens shown by `/v1/models`; asked of an engine if None.
         access_log: Write one line per request to the logger ``disagg.access``.
+        linger_s: How long a decode leg whose client has left may go on for its first output, in seconds: engines take
+            an abort badly while KV is landing.
     """
 
     served_model_names: tuple[str, ...]
@@ -42,3 +44,4 @@ class RouterConfig:
     lease_s: float = 30.0
     max_model_len: int | None = None
     access_log: bool = True
+    linger_s: float = 30.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg.errors import DisaggError, UpstreamError, UpstreamProtocolError
 from disagg.http.messages import JSON_TYPE, Answer
@@ -17,7 +17,7 @@ from disagg.router.sink import Sink, StreamFilter
 from disagg.router.usage import find_usage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """A leg whose answer is a stream that has begun.
 
@@ -25,11 +25,19 @@ class Stream:
         leg: The leg.
         response: Its answer.
         change: What the client gets of whole events; None passes them as they are.
+        fault: What has failed elsewhere and ends it.
     """
 
     leg: Leg
     response: Response
     change: StreamFilter | None = None
+    fault: Failure | None = None
+
+    def break_off(self, failure: Failure, error: DisaggError) -> None:
+        """End it because of what has failed elsewhere."""
+        self.fault = replace(failure, error=error)
+        self.response.close()
+        self.response.fail(UpstreamError(error.message))
 
 
 class Delivery:
@@ -91,7 +99,7 @@ class Delivery:
             try:
                 await response.relay(relay)
             except UpstreamError as error:
-                return self._break_off(relay, leg.fail(error))
+                return self._break_off(relay, stream.fault or leg.fail(error))
             if relay.rejected:
                 return _rejected(leg, relay.rejected)
             if not (relay.ended or relay.saw_error):

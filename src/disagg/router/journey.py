@@ -6,13 +6,14 @@
               |- P refuses with 4xx ----------------------------------> its answer
               |- P or D fails before the client has a byte -----------> next attempt, fresh key, other instances
               |- no P can be reached, and not strict -----------------> D alone (path local)
+    together: where the dialect wants it, both legs leave at once (`disagg.router.pair`)
     answer:   a stream is relayed in whole events; anything else is read to its end first
 """
 
 from __future__ import annotations
 
-from disagg.engines.base import Transfer
-from disagg.errors import DisaggError, NoInstanceError, NotDisaggregableError
+from disagg.engines.base import Order, Transfer
+from disagg.errors import DisaggError, HandoffError, NoInstanceError, NotDisaggregableError, UpstreamError
 from disagg.http.messages import Answer
 from disagg.router.delivery import Delivery, Stream
 from disagg.router.fleet import Member
@@ -20,6 +21,7 @@ from disagg.router.framing import FRAMINGS
 from disagg.router.handoff import Handoff
 from disagg.router.intake import Intake
 from disagg.router.legs import Failure
+from disagg.router.pair import Pair
 from disagg.router.record import Path, Record
 from disagg.router.route import Route
 from disagg.router.sink import Merge, Sink
@@ -28,6 +30,8 @@ from disagg.topology.spec import Stage
 
 # Requests that were on this many engines when those died are not given to another one.
 _MAX_CRASHES = 2
+# Why prefill did not work, as the reason for another path tells it.
+_REASONS = {"unreachable": "prefill-unreachable", "no-handle": "no-handle"}
 
 
 class Journey:
@@ -56,6 +60,7 @@ class Journey:
         self._excluded: set[str] = set()
         self._crashes = 0
         self._handoff: Handoff | None = None
+        self._pair: Pair | None = None
         self._failure: Failure | None = None
         self._why_no_prefill = "no-prefill-instance"
 
@@ -66,22 +71,33 @@ class Journey:
             DisaggError: If it cannot be served and the client has not been sent anything.
         """
         self._choose_path()
+        served = False
         try:
             outcome = await self._attempts()
             if outcome is not None:
                 self._delivery.send(outcome)
+            served = True
         finally:
-            if self._handoff is not None:
-                self._settle(self._handoff)
+            self._settle(served=served)
 
-    def _settle(self, handoff: Handoff) -> None:
-        """The request is over: what becomes of the KV that prefill holds for it."""
-        if not handoff.used:
-            self._steps.leave_to_lease(handoff, "client-left-or-failed")
-        else:
+    def _settle(self, *, served: bool) -> None:
+        """The request is over: what becomes of the KV that prefill holds for it, and of legs that are still open."""
+        handoff, pair = self._handoff, self._pair
+        if pair is not None:
+            handoff = pair.handoff
+            if served:
+                pair.finish()
+            else:
+                pair.leave()
+        elif handoff is not None and handoff.used:
             # Decode has something to say only once it has the KV.
             fetched = self._record.first_byte_at > 0
             handoff.unpin(None if fetched else handoff.since + self._route.lease_s)
+        elif handoff is not None:
+            self._route.releases.release(handoff, "client-left-or-failed", self._intake.headers)
+        if handoff is not None:
+            self._record.prompt_tokens = handoff.handle.prompt_tokens
+            self._record.cached_tokens = handoff.handle.cached_tokens or 0
 
     def _choose_path(self) -> None:
         record, route = self._record, self._route
@@ -119,9 +135,20 @@ class Journey:
             if failure is None:
                 return None
             self._failure = failure
+            self._let_go(failure)
             if not self._may_retry(failure):
                 return self._give_up(failure)
             self._record.retries += 1
+
+    def _let_go(self, failure: Failure) -> None:
+        """An attempt has failed: its legs are ended, and KV that decode was given and does not read is released."""
+        if failure.stage is Stage.PREFILL and failure.outcome in _REASONS:
+            self._why_no_prefill = _REASONS[failure.outcome]
+        pair, self._pair = self._pair, None
+        if pair is not None:
+            pair.give_up(failure)
+        elif failure.answer is not None and self._handoff is not None and self._handoff.used:
+            self._route.releases.release(self._handoff, "decode-failed", self._intake.headers)
 
     def _may_retry(self, failure: Failure) -> bool:
         self._crashes += failure.crashed
@@ -154,14 +181,41 @@ class Journey:
             prefill = self._pick(Stage.PREFILL)
             if prefill is None:
                 self._go_local(self._why_no_prefill, self._no_instance(Stage.PREFILL))
+            elif self._route.dialect.pairs_first:
+                return await self._as_pair(prefill, key)
             else:
                 failure = await self._prefill(prefill, Transfer(key, prefill.peer))
                 if failure is not None:
                     return failure
+        return await self._decode(self._pick_serving(), key)
+
+    async def _as_pair(self, prefill: Member, key: str) -> Answer | Stream | Failure:
+        """An attempt whose instances have to know of each other before the first leg leaves."""
+        decode = self._pick_serving()
+        self._record.prefill, self._record.decode = prefill.name, decode.name
+        try:
+            peer = await self._route.introductions.peer(prefill)
+        except UpstreamError as error:
+            return Failure(Stage.PREFILL, prefill.name, "unreachable", retry=True, refused=True, error=error)
+        transfer = Transfer(key, peer, decode.peer)
+        if self._route.dialect.order is Order.CONCURRENT:
+            self._pair = Pair(self._steps, prefill, decode, transfer)
+            return await self._pair.run()
+        failure = await self._prefill(prefill, transfer)
+        if failure is not None:
+            return failure
+        if not self._legs.fleet.is_current(decode):
+            # What prefill has sent went with that process.
+            self._drop_handoff("not-used")
+            gone = HandoffError(f"Decode instance {decode.name} was gone when its KV had arrived.")
+            return Failure(decode.stage, decode.name, "unreachable", retry=True, error=gone)
+        return await self._decode(decode, key)
+
+    def _pick_serving(self) -> Member:
         serving = self._pick(self._route.serving)
         if serving is None:
             raise self._no_instance(self._route.serving)
-        return await self._decode(serving, key)
+        return serving
 
     def _pick(self, stage: Stage) -> Member | None:
         return self._legs.pick(stage, self._avoided, self._excluded)
@@ -179,20 +233,14 @@ class Journey:
         outcome = await self._steps.prefill(member, transfer)
         if isinstance(outcome, Handoff):
             self._handoff = outcome
-            self._record.prompt_tokens = outcome.handle.prompt_tokens
-            self._record.cached_tokens = outcome.handle.cached_tokens or 0
             return None
-        if outcome.outcome == "unreachable":
-            self._why_no_prefill = "prefill-unreachable"
-        elif outcome.outcome == "no-handle":
-            self._why_no_prefill = "no-handle"
         return outcome
 
     async def _decode(self, member: Member, key: str) -> Answer | Stream | Failure:
         self._record.decode = member.name
         handoff = self._handoff if self._record.path is Path.DISAGGREGATED else None
         transfer = handoff.transfer if handoff is not None else None
-        outcome = await self._steps.decode(member, key, transfer, handoff)
+        outcome = await self._steps.decode(member, key, transfer, handoff, self._steps.sending(handoff))
         if isinstance(outcome, Failure) and outcome.outcome == "stale-handle":
             self._drop_handoff("stale")
         return outcome
@@ -205,7 +253,7 @@ class Journey:
             handoff.unpin(handoff.since + self._route.lease_s)
         else:
             self._legs.metrics.handoff_failed(reason)
-            self._steps.leave_to_lease(handoff, reason)
+            self._route.releases.release(handoff, reason, self._intake.headers)
 
     # The answer.
 
@@ -226,8 +274,8 @@ class Journey:
 
     def _prefilled_answer(self) -> bytes:
         """Prefill's answer, if the request took the disaggregated way."""
-        disaggregated = self._record.path is Path.DISAGGREGATED and self._handoff is not None
-        return self._handoff.answer if disaggregated and self._handoff is not None else b""
+        handoff = self._pair.handoff if self._pair is not None else self._handoff
+        return handoff.answer if handoff is not None and self._record.path is Path.DISAGGREGATED else b""
 
 
 def _cannot_be_split(reason: str) -> NotDisaggregableError:

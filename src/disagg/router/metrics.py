@@ -121,6 +121,11 @@ class Metrics(Collector):
         self._handoff_failures = Counter(
             "disagg_handoff_failures", "Prompts whose KV did not reach decode.", ("reason",)
         )
+        self._released = Counter(
+            "disagg_kv_released",
+            "Prefills whose KV was let go unread before its lease ended.",
+            ("reason",),
+        )
         self._left_to_lease = Counter(
             "disagg_kv_left_to_lease", "Prefills whose KV only the lease frees.", ("reason",)
         )
@@ -209,6 +214,10 @@ class Metrics(Collector):
     def left_to_lease(self, reason: str) -> None:
         """KV stays pinned on prefill until its lease ends, because no decode leg will fetch it."""
         self._left_to_lease.values[reason,] += 1
+
+    def released(self, reason: str) -> None:
+        """KV that nobody would have fetched was let go before its lease ended."""
+        self._released.values[reason,] += 1
 
     # The page.
 

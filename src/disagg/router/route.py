@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from disagg.engines.base import Dialect
+from disagg.router.introduction import Introductions
 from disagg.router.legs import Legs
+from disagg.router.release import Releases
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
@@ -21,7 +23,10 @@ class Route:
         spec: Limits and modes.
         max_handle_age_s: A handle that is older is not used.
         lease_s: How long prefill keeps KV that nobody fetches.
+        linger_s: How long a decode leg whose client has left may go on for its first output.
         serving: The stage that answers: decode, or colocated.
+        releases: Lets KV go that nobody will fetch.
+        introductions: What has to be known of prefill instances.
         new_key: 32 hex digits that no client can guess, for the transfer of one attempt.
     """
 
@@ -30,5 +35,8 @@ class Route:
     spec: RouterSpec
     max_handle_age_s: float
     lease_s: float
+    linger_s: float
     serving: Stage
+    releases: Releases
+    introductions: Introductions
     new_key: Callable[[], str]

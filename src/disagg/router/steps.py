@@ -18,6 +18,24 @@ from disagg.router.relay import hide_internal, is_event_stream, relayed_headers
 from disagg.router.route import Route
 from disagg.topology.spec import Stage
 
+# Nobody sees the first output of an answer that is not streamed, and KV has landed long before its last one.
+_WHOLE_LINGER_S = 5.0
+
+
+@dataclass(slots=True)
+class Sending:
+    """A decode leg as others see it.
+
+    Attributes:
+        linger_s: How long it may go on for its first output when it is given up, in seconds.
+        source: Whose KV it is given; None for a run on decode alone.
+        left: The request has left for the engine.
+    """
+
+    linger_s: float
+    source: Source | None = None
+    left: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -66,15 +84,32 @@ class Steps:
             if not is_of(handle, member):
                 leg.outcome = "foreign-engine"
                 route.legs.metrics.handoff_failed("foreign-engine")
-                self.leave_to_lease(handoff, "foreign-engine")
+                route.releases.leave(handoff, "foreign-engine")
                 foreign = HandoffError(
                     f"{member.name} answered with KV of engine {handle.engine_id}, which it is not."
                 )
                 return Failure(member.stage, member.name, "foreign-engine", retry=True, error=foreign)
             return handoff
 
+    @property
+    def linger_s(self) -> float:
+        """How long a decode leg may go on for its first output when its client leaves, in seconds."""
+        limit_s = self.route.linger_s
+        return limit_s if self.intake.stream else min(limit_s, _WHOLE_LINGER_S)
+
+    def sending(self, handoff: Handoff | None) -> Sending:
+        """A decode leg that is about to be sent with this KV, or without any."""
+        if handoff is None:
+            return Sending(0.0)
+        return Sending(self.linger_s, Source(handoff.member, handoff.since, handoff.handle.prompt_tokens))
+
     async def decode(
-        self, member: Member, key: str, transfer: Transfer | None, handoff: Handoff | None
+        self,
+        member: Member,
+        key: str,
+        transfer: Transfer | None,
+        handoff: Handoff | None,
+        sending: Sending,
     ) -> Answer | Stream | Failure:
         """Let `member` answer the client.
 
@@ -83,28 +118,29 @@ class Steps:
             key: The leg's id.
             transfer: The attempt, if KV is handed over.
             handoff: What prefill has made for it, where the legs leave one after the other.
+            sending: Is kept up to date; read when the caller is cancelled.
         """
         intake, route = self.intake, self.route
-        source = None
-        if handoff is not None:
-            source = Source(handoff.member, handoff.since, handoff.handle.prompt_tokens)
-        leg = route.legs.open(member, source)
+        leg = route.legs.open(member, sending.source)
         keep_open = False
 
-        def spend_handle() -> None:
+        def before_leaving() -> None:
             if handoff is not None:
                 if not self.is_usable(handoff):
                     raise HandoffError(
                         "The prefilled KV was too old, or its engine gone, before decode could be sent."
                     )
                 handoff.used = True
+            sending.left = True
 
         try:
             handle = handoff.handle if handoff is not None else None
             body = route.dialect.decode_body(intake.api, intake.body, transfer, handle)
             # A kept connection that breaks may have brought the request before it did: the handle could be spent.
-            outgoing = Outgoing("POST", intake.api, self._headers(key), body, resend=transfer is None)
-            response = await route.legs.send(leg, outgoing, self._decode_times(), spend_handle)
+            tied = transfer is not None
+            linger = (lambda: sending.linger_s) if tied else None
+            outgoing = Outgoing("POST", intake.api, self._headers(key), body, resend=not tied, linger=linger)
+            response = await route.legs.send(leg, outgoing, self._decode_times(), before_leaving)
             if response.status == 200 and is_event_stream(response):
                 keep_open = True
                 return Stream(leg, response)
@@ -130,11 +166,6 @@ class Steps:
             and route.legs.fleet.is_current(handoff.member)
             and route.legs.now() - handoff.since <= route.max_handle_age_s
         )
-
-    def leave_to_lease(self, handoff: Handoff, reason: str) -> None:
-        """Nobody will fetch this KV, and only its lease frees it."""
-        handoff.unpin(handoff.since + self.route.lease_s)
-        self.route.legs.metrics.left_to_lease(reason)
 
     def remaining(self) -> float:
         """Seconds that the request still has.

@@ -1,0 +1,107 @@
+"""KV that prefill holds and nobody will fetch: it is let go at once, where an engine can be told, else by its lease.
+
+============================================================  ================================================
+the decode leg ...                                            the KV is
+============================================================  ================================================
+was never sent, or its answer was an error                    released: nobody reads it
+broke, or was not answered in time                            left to its lease: the engine may be reading it
+was left by its client before its first output                fetched: the leg goes on until then, at most 30 s
+============================================================  ================================================
+
+Blocks that are freed while they are read belong to the next prompt, and the reader keeps that prompt's KV in its own
+cache as if it were the first one's. So in doubt the lease decides.
+"""
+
+from __future__ import annotations
+
+from disagg.engines.base import Call, Dialect, Transfer
+from disagg.errors import UpstreamError
+from disagg.http.limits import LegTimes
+from disagg.http.messages import JSON_TYPE, Header
+from disagg.http.origin import Outgoing
+from disagg.router.background import Background
+from disagg.router.fleet import Member
+from disagg.router.handoff import Handoff
+from disagg.router.legs import Legs
+from disagg.topology.spec import Stage
+
+MAX_AT_ONCE = 64
+"""Calls of this kind that may be under way; a storm of clients that leave must not become a storm on the engines."""
+_TIMEOUT_S = 10.0
+
+Headers = tuple[Header, ...]
+
+
+class Releases:
+    """Tells engines what is no longer wanted, in the background.
+
+    Args:
+        legs: Instances and connections.
+        dialect: What they are told.
+        lease_s: How long prefill keeps KV that nobody fetches.
+    """
+
+    def __init__(self, legs: Legs, dialect: Dialect, lease_s: float) -> None:
+        self._legs = legs
+        self._dialect = dialect
+        self._lease_s = lease_s
+        self.background = Background(MAX_AT_ONCE)
+
+    def release(self, handoff: Handoff, reason: str, headers: Headers) -> None:
+        """Let KV go that nobody will fetch; nothing happens if it has been fetched or let go before.
+
+        Args:
+            handoff: What prefill holds.
+            reason: Why, as a word for metrics.
+            headers: Of the request, with the credentials that engines want.
+        """
+        if not handoff.pinned:
+            return
+        fleet = self._legs.fleet
+        if not fleet.is_current(handoff.member):
+            handoff.unpin(None)  # it went with its process
+            return
+        call = self._dialect.release(handoff.transfer, handoff.handle)
+        if call is None:
+            self.leave(handoff, reason)
+        elif not self.background.spawn(self._release(handoff, call, reason, headers)):
+            self.leave(handoff, "too-many-releases")
+
+    def leave(self, handoff: Handoff, reason: str) -> None:
+        """Leave KV to its lease; nothing happens if it has been fetched or let go before."""
+        if handoff.pinned:
+            handoff.unpin(handoff.since + self._lease_s)
+            self._legs.metrics.left_to_lease(reason)
+
+    def abort(self, member: Member, transfer: Transfer, headers: Headers) -> None:
+        """End a leg of a transfer on an engine that notices late that its connection is closed."""
+        call = self._dialect.abort(transfer)
+        if call is not None and self._legs.fleet.is_current(member):
+            self.background.spawn(self._abort(member, call, headers))
+
+    async def _release(self, handoff: Handoff, call: Call, reason: str, headers: Headers) -> None:
+        done = False
+        try:
+            member = self._legs.pick(Stage.DECODE, (), ())
+            done = member is not None and await self._tell(member, call, headers)
+        finally:
+            if done:
+                handoff.unpin(None)
+                self._legs.metrics.released(reason)
+            else:
+                self.leave(handoff, "release-failed")
+
+    async def _abort(self, member: Member, call: Call, headers: Headers) -> None:
+        await self._tell(member, call, headers)
+
+    async def _tell(self, member: Member, call: Call, headers: Headers) -> bool:
+        """Whether the engine did as it was told."""
+        outgoing = Outgoing("POST", call.path, (JSON_TYPE, *headers), call.body)
+        try:
+            response = await self._legs.client.request(
+                member.origin, outgoing, LegTimes(_TIMEOUT_S, _TIMEOUT_S, _TIMEOUT_S)
+            )
+            await response.read()
+        except UpstreamError:
+            return False
+        return response.status in call.done

@@ -30,6 +30,7 @@ class MockEngine:
         told: Releases and aborts that arrived.
         told_status: What they are answered with.
         departures: Requests whose peer left before the answer was complete.
+        pages: Behaviours of paths that are not a leg of a request, and are not remembered.
         script: Behaviours of the next requests, in order.
         default: Behaviour when the script is empty.
     """
@@ -41,6 +42,7 @@ class MockEngine:
         self.seen: list[Request] = []
         self.told: list[tuple[str, Any]] = []
         self.told_status = 200
+        self.pages: dict[str, Behaviour] = {}
         self.departures = 0
         self.max_model_len = 2048
         self.arrived = asyncio.Event()
@@ -77,6 +79,9 @@ class MockEngine:
         if request.path in {RELEASE, ABORT}:
             self.told.append((request.path, json.loads(request.body)))
             respond.send(self.told_status, b"{}", (JSON_TYPE,))
+            return
+        if request.path in self.pages:
+            await self.pages[request.path](self, request, respond)
             return
         self.seen.append(request)
         self.arrived.set()

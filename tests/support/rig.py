@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg.engines.base import Dialect, Peer
+from disagg.engines.base import Dialect, Peer, ReadinessProbe
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, State
@@ -168,6 +168,7 @@ async def rig(
     lease_s: float = 30.0,
     linger_s: float = 0.05,
     dialect: Dialect | None = None,
+    probe: ReadinessProbe | None = None,
     **spec: Any,
 ) -> AsyncIterator[Rig]:
     """A router with so many ready mock engines per stage; everything is closed and checked at the end."""
@@ -175,7 +176,7 @@ async def rig(
     fleet = Fleet(((Stage.PREFILL,) if prefill else ()) + (serving,))
     skew = [0.0]
     clocks = Clocks(monotonic=lambda: asyncio.get_running_loop().time() + skew[0])
-    config = RouterConfig((MODEL, "alias"), RouterSpec(**spec), lease_s=lease_s, linger_s=linger_s)
+    config = RouterConfig((MODEL, "alias"), RouterSpec(**spec), lease_s=lease_s, linger_s=linger_s, probe=probe)
     ps = [MockEngine(prefilled, f"engine-p{i}") for i in range(prefill)]
     ds = [MockEngine(decoded, f"engine-d{i}") for i in range(decode)]
     for stage, engines in ((Stage.PREFILL, ps), (serving, ds)):

@@ -7,8 +7,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+"""No instance holds any of the prompt."""
+
+
+class Need(Enum):
+    """A fact that costs something to find out. What no policy of a deployment needs is not looked for."""
+
+    LOAD = auto()
+    """`Snapshot.foreign`: engines are asked how many requests they have."""
+    DRAW = auto()
+    """`Facts.draw`."""
+    SESSION = auto()
+    """`Facts.session`."""
+    SENT_PREFIX = auto()
+    """`Facts.matched` from what instances were sent before (`disagg.policy.prefix_index`)."""
+    HELD_BLOCKS = auto()
+    """`Facts.matched` from what engines say that they hold (`disagg.policy.kv_index`)."""
 
 
 class Snapshot(NamedTuple):
@@ -18,11 +38,13 @@ class Snapshot(NamedTuple):
         name: Unique in its deployment.
         ready: It may be given new work.
         in_flight: Requests that this router has open on it.
+        foreign: Requests that it had from others when it was asked last; None if that is not known.
     """
 
     name: str
     ready: bool
     in_flight: int
+    foreign: int | None = None
 
 
 class Facts(NamedTuple):
@@ -30,13 +52,24 @@ class Facts(NamedTuple):
 
     Attributes:
         turn: How many decisions were made before this one; all that a policy has in place of a memory.
+        draw: A number from 0 (included) to 1 (excluded), in place of randomness of its own.
+        session: What the request has in common with others of its session; empty if it has none.
+        prompt_tokens: Length of the prompt, counted or estimated; 0 if it is not known.
+        matched: How many of these tokens an instance is thought to hold in its cache, by the instance's name.
     """
 
     turn: int
+    draw: float = 0.0
+    session: bytes = b""
+    prompt_tokens: float = 0.0
+    matched: Mapping[str, float] = NOTHING
 
 
 class Policy(Protocol):
     """Rates instances for one request."""
+
+    needs: frozenset[Need]
+    """The facts that it looks at, besides the turn and the requests in flight."""
 
     def score(self, candidates: Sequence[Snapshot], facts: Facts) -> Sequence[float]:
         """One score from 0 (worst) to 1 (best) per candidate, in their order.

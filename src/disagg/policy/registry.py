@@ -6,13 +6,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from disagg.errors import ConfigError, Problem
-from disagg.policy.balance import LeastLoaded, RoundRobin
-from disagg.policy.base import Policy
+from disagg.policy.balance import LeastLoaded, PowerOfTwo, Random, RoundRobin
+from disagg.policy.base import Need, Policy
+from disagg.policy.cache import CacheAffinity
+from disagg.policy.session import SessionAffinity
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
         "round-robin": RoundRobin,
+        "random": Random,
         "least-loaded": LeastLoaded,
+        "power-of-two": PowerOfTwo,
+        "session-affinity": SessionAffinity,
+        "prefix-affinity": lambda: CacheAffinity(Need.SENT_PREFIX),
     }
 )
 

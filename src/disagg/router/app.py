@@ -22,9 +22,7 @@ from disagg.http.limits import ClientLimits, ServerLimits
 from disagg.http.messages import Answer, Request, error_answer, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
-from disagg.policy.base import Policy
 from disagg.policy.breaker import BreakerRules
-from disagg.policy.registry import make_policy
 from disagg.router.admission import Admission
 from disagg.router.apis import Endpoint, Way, find
 from disagg.router.breaker import Breakers
@@ -44,6 +42,7 @@ from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
 from disagg.router.route import Route
+from disagg.router.steering import Steering
 from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
@@ -90,7 +89,12 @@ class Router:
         rules = BreakerRules(spec.breaker_failures, spec.breaker_open_s, spec.breaker_max_open_s)
         self._budget = RetryBudget(spec.retry_budget)
         books = Books(self.metrics, Breakers(rules, fleet, self.metrics), self._budget, self._clocks.monotonic)
-        legs = Legs(fleet, self.client, _policies(config), books)
+        self.engine_headers = engine_credentials(spec)
+        self._steering = Steering(config, fleet, self.client, self._clocks, self.engine_headers)
+        for series in self._steering.series():
+            self.metrics.add(series)
+        self._affinity = self._steering.affinity
+        legs = Legs(fleet, self.client, self._affinity, books)
         self._releases = Releases(legs, dialect, config.lease_s)
         self._route = Route(
             legs=legs,
@@ -107,7 +111,6 @@ class Router:
         )
         self.admission = Admission(spec, self.metrics, self._clocks.monotonic)
         self._keys = client_keys(spec, self._clocks.monotonic)
-        self.engine_headers = engine_credentials(spec)
         # Without keys of our own a client's credentials are the engines' business.
         self._credentials = Credentials() if self._keys is None else Credentials.behind_keys(self.engine_headers)
         self._chores: asyncio.Task[None] | None = None
@@ -130,6 +133,7 @@ class Router:
         await self.server.start(host, port)
         if self._keys is not None and self._keys.path is not None:
             self._chores = asyncio.create_task(self._keys.watch())
+        await self._steering.start()
         log.info("listening on %s port %d", host, self.port)
 
     @property
@@ -155,6 +159,7 @@ class Router:
         if self._chores is not None:
             self._chores.cancel()
         await self.server.stop()
+        await self._steering.stop()
         await self._releases.background.close()
         await self.client.close()
 
@@ -229,6 +234,7 @@ class Router:
             passed = read_passed(request, names, internal, credentials)
             return passed.fields, partial(self._passing.run, passed)
         intake = read_intake(endpoint.api, request, names, internal, credentials)
+        intake = self._affinity.with_session(request, intake)
         return intake.body, lambda record, respond: Journey(self._route, intake, record, respond).run()
 
     # Pages.
@@ -254,15 +260,6 @@ class Router:
 
     async def _version(self, request: Request) -> Answer:
         return json_answer(200, {"version": __version__})
-
-
-def _policies(config: RouterConfig) -> dict[Stage, Policy]:
-    spec = config.spec
-    return {
-        Stage.PREFILL: make_policy(spec.prefill_policy, "router.prefill_policy"),
-        Stage.DECODE: make_policy(spec.decode_policy, "router.decode_policy"),
-        Stage.COLOCATED: make_policy(spec.decode_policy, "router.decode_policy"),
-    }
 
 
 def _refused(request: Request, endpoint: Endpoint) -> Answer:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from disagg.engines.base import ReadinessProbe
 from disagg.topology.router_spec import Router as RouterSpec
 
 
@@ -34,6 +35,7 @@ class RouterConfig:
         spec: The topology's router section.
         lease_s: How long prefill keeps a prompt's KV, in seconds. A handle older than half of it is not used.
         max_model_len: Context limit in tokens shown by `/v1/models`; asked of an engine if None.
+        probe: Where engines tell how busy they are; without it nobody asks them.
         access_log: Write one line per request to the logger ``disagg.access``.
         linger_s: How long a decode leg whose client has left may go on for its first output, in seconds: engines take
             an abort badly while KV is landing.
@@ -43,5 +45,6 @@ class RouterConfig:
     spec: RouterSpec = field(default_factory=RouterSpec)
     lease_s: float = 30.0
     max_model_len: int | None = None
+    probe: ReadinessProbe | None = None
     access_log: bool = True
     linger_s: float = 30.0

@@ -47,11 +47,13 @@ class Member:
         held: It works too badly to be chosen, although it is ready.
         parked: An operator has taken it out of service: no new requests, whatever its state.
         pinned: Prompts whose KV it holds for a decode leg that is not over yet.
+        foreign: Requests that it had from others when it told last; None if that is not known.
     """
 
     __slots__ = (
         "_snapshot",
         "breaker",
+        "foreign",
         "held",
         "in_flight",
         "incarnation",
@@ -78,6 +80,7 @@ class Member:
         self.parked = False
         self.pinned = 0
         self.pinned_until_s = 0.0
+        self.foreign: int | None = None
         self._snapshot: Snapshot | None = None
 
     def set_state(self, state: State) -> None:
@@ -115,6 +118,11 @@ class Member:
         self.in_flight += change
         self._snapshot = None
 
+    def set_foreign(self, requests: int | None) -> None:
+        """The instance told how many requests it has from others, or has not told for long."""
+        self.foreign = requests
+        self._snapshot = None
+
     @property
     def ready(self) -> bool:
         """Whether it may be given new requests."""
@@ -128,7 +136,8 @@ class Member:
     def snapshot(self) -> Snapshot:
         """What policies see."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(self.name, self.ready and not self.held, self.in_flight)
+            ready = self.ready and not self.held
+            self._snapshot = Snapshot(self.name, ready, self.in_flight, self.foreign)
         return self._snapshot
 
     @property

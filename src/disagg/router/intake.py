@@ -32,12 +32,14 @@ class Intake(msgspec.Struct, frozen=True):
         body: The client's body without keys that only a router may set.
         stream: The client asked for server-sent events.
         headers: The client's headers that reach the engines.
+        session: What it has in common with others of its session; empty if that is not known, or nobody asks.
     """
 
     api: Api
     body: Body
     stream: bool
     headers: tuple[Header, ...]
+    session: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

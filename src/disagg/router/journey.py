@@ -15,6 +15,7 @@ from __future__ import annotations
 from disagg.engines.base import Order, Transfer
 from disagg.errors import DisaggError, HandoffError, NoInstanceError, NotDisaggregableError, UpstreamError
 from disagg.http.messages import Answer
+from disagg.router.affinity import Hints
 from disagg.router.delivery import Delivery, Stream
 from disagg.router.fleet import Member
 from disagg.router.framing import FRAMINGS
@@ -62,6 +63,7 @@ class Journey:
         self._handoff: Handoff | None = None
         self._pair: Pair | None = None
         self._failure: Failure | None = None
+        self._hints: Hints | None = None
         self._why_no_prefill = "no-prefill-instance"
 
     async def run(self) -> None:
@@ -70,6 +72,7 @@ class Journey:
         Raises:
             DisaggError: If it cannot be served and the client has not been sent anything.
         """
+        self._hints = await self._legs.affinity.hints(self._intake)
         self._choose_path()
         served = False
         try:
@@ -98,6 +101,7 @@ class Journey:
         if handoff is not None:
             self._record.prompt_tokens = handoff.handle.prompt_tokens
             self._record.cached_tokens = handoff.handle.cached_tokens or 0
+            self._legs.affinity.learn(self._hints, handoff.handle.prompt_tokens)
 
     def _choose_path(self) -> None:
         record, route = self._record, self._route
@@ -108,10 +112,15 @@ class Journey:
             self._go_local("no-prefill-pool", None)
             return
         reason = route.dialect.local_reason(self._intake.api, self._intake.body)
-        if reason is None:
-            record.path = Path.DISAGGREGATED
-        else:
+        if reason is not None:
             self._go_local(reason, _cannot_be_split(reason))
+            return
+        if route.dialect.can_decode_alone and not route.spec.strict:
+            reason = self._legs.affinity.local_reason(self._hints, route.serving)
+        if reason is not None:
+            self._go_local(reason, None)
+        else:
+            record.path = Path.DISAGGREGATED
 
     def _go_local(self, reason: str, refusal: DisaggError | None) -> None:
         """Let decode do it all, which is visible, or refused where the deployment is strict or decode cannot."""
@@ -218,7 +227,7 @@ class Journey:
         return serving
 
     def _pick(self, stage: Stage) -> Member | None:
-        return self._legs.pick(stage, self._avoided, self._excluded)
+        return self._legs.pick(stage, self._avoided, self._excluded, self._hints)
 
     def _no_instance(self, stage: Stage) -> DisaggError:
         """No instance is left: because of failures of this request, or because none is ready."""

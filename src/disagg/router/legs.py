@@ -13,7 +13,8 @@ from disagg.http.limits import LegTimes
 from disagg.http.messages import Answer
 from disagg.http.origin import Outgoing
 from disagg.http.response import Response
-from disagg.policy.base import Facts, Policy, choose
+from disagg.policy.base import choose
+from disagg.router.affinity import Affinity, Hints
 from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.fleet import Fleet, Member
@@ -216,35 +217,34 @@ class Legs:
     Args:
         fleet: Who is there.
         client: Connections to them.
-        policies: How an instance of a stage is chosen.
+        affinity: What is known about requests, and how an instance of a stage is chosen.
         books: Where they are written down.
     """
 
-    def __init__(self, fleet: Fleet, client: Client, policies: dict[Stage, Policy], books: Books) -> None:
+    def __init__(self, fleet: Fleet, client: Client, affinity: Affinity, books: Books) -> None:
         self.fleet = fleet
         self.client = client
+        self.affinity = affinity
         self.metrics = books.metrics
         self.now = books.now
         self._books = books
-        self._policies = policies
-        self._turns = dict.fromkeys(Stage, 0)
 
-    def pick(self, stage: Stage, avoided: Collection[str], excluded: Collection[str]) -> Member | None:
+    def pick(
+        self, stage: Stage, avoided: Collection[str], excluded: Collection[str], hints: Hints | None = None
+    ) -> Member | None:
         """Choose an instance.
 
         Args:
             stage: Of which stage.
             avoided: Names that are taken only if there is no other.
             excluded: Names that are not taken.
+            hints: What is known about the request.
         """
-        turn = self._turns[stage]
-        self._turns[stage] = turn + 1
         breakers = self._books.breakers
         if breakers.any_tripped:
             breakers.look(self.now())
         snapshots = self.fleet.snapshots(stage)
-        facts = Facts(turn)
-        policy = self._policies[stage]
+        policy, facts = self.affinity.question(stage, hints)
         chosen = choose(policy, snapshots, facts, {*avoided, *excluded}) if avoided or excluded else None
         if chosen is None:
             chosen = choose(policy, snapshots, facts, excluded)
@@ -252,7 +252,10 @@ class Legs:
             chosen = choose(policy, breakers.all_ready(stage), facts, excluded)
             if chosen is not None:
                 self.metrics.breaker_overridden(stage)
-        return self.fleet.get(chosen.name) if chosen is not None else None
+        if chosen is None:
+            return None
+        self.affinity.sent(stage, chosen.name, hints)
+        return self.fleet.get(chosen.name)
 
     def can_pick(self, stage: Stage, excluded: Collection[str]) -> bool:
         """Whether `pick` would find an instance."""

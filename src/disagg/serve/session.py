@@ -204,6 +204,7 @@ class _Session:
             topology.router,
             topology.link.lease_s,
             plan.max_model_len,
+            self._deployment.adapter.probe(),
             access_log=topology.verbosity > 0,
         )
 

@@ -8,7 +8,14 @@ from pydantic import Field
 
 from disagg.topology.values import Count, Folder, Host, Name, Names, Port, Seconds, Spec
 
-PolicyName = Literal["round-robin", "least-loaded"]
+PolicyName = Literal[
+    "round-robin",
+    "random",
+    "least-loaded",
+    "power-of-two",
+    "session-affinity",
+    "prefix-affinity",
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, le=1_000_000)]
 
@@ -25,7 +32,7 @@ class Router(Spec):
     session_header: Name = "x-session-id"
     """Request header that names a session for session affinity; a body's `user` is taken where it is absent."""
     prefix_index_entries: Count = 100_000
-    """Most prompt blocks that prefix affinity remembers, over all instances."""
+    """Most prompt blocks that prefix affinity remembers, over all instances and for each stage."""
     load_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """How often the engines' own queue lengths are read for load-aware policies; 0 never reads them."""
     local_prefill_tokens: Number = 0

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from disagg.policy.base import Facts, Snapshot, choose
+from disagg.policy.base import Facts, Need, Snapshot, choose
 
 
 class Fixed:
+    needs: frozenset[Need] = frozenset()
+
     def __init__(self, *scores: float) -> None:
         self.scores = scores
 

@@ -16,7 +16,7 @@ def test_an_unknown_policy_names_the_known_ones_and_the_place() -> None:
     with pytest.raises(ConfigError) as caught:
         make_policy("fastest", "router.prefill_policy")
     assert "router.prefill_policy" in str(caught.value)
-    assert "least-loaded, round-robin" in str(caught.value)
+    assert "least-loaded, power-of-two" in str(caught.value)
 
 
 @pytest.mark.parametrize("field", ["prefill_policy", "decode_policy"])

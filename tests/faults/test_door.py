@@ -273,3 +273,46 @@ async def test_the_fleet_changes_without_a_restart() -> None:
         r.fleet.remove("decode-0")
         assert (await r.get("/health")).json()["missing"] == ["decode"]
         await again.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/v1/models", 200),
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/health", 405),
+        ("POST", "/v1/completions", 400),
+        ("POST", "/v1/embeddings", 400),
+    ],
+)
+async def test_every_answer_has_a_request_id(method: str, path: str, status: int) -> None:
+    """Also pages, refusals, and what does not exist: the client's own id, or a fresh one."""
+    async with rig() as r:
+        for sent in ("", "x-request-id: mine\r\n"):
+            call = await Call.open(r.router.port)
+            call.send(f"{method} {path} HTTP/1.1\r\nhost: t\r\n{sent}content-length: 2\r\n\r\nxx".encode())
+            reply = await call.reply()
+            await call.close()
+            assert reply.status == status
+            assert len(reply.headers["x-request-id"]) == (4 if sent else 32)
+
+
+async def test_a_bug_of_ours_is_told_with_the_id_of_its_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500, counted as a failure, with the traceback in the log and not in the answer."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    async with rig() as r:
+        monkeypatch.setattr(r.router._route.dialect, "prefill_body", broken)
+        reply = await r.ask(x_request_id="mine")
+        assert (reply.status, reply.headers["x-request-id"]) == (500, "mine")
+        assert b"secret" not in reply.body
+        assert await r.metric("disagg_requests_total", reason="internal", outcome="failed") == 1
+        assert "secret detail" in caplog.text
+        await r.settled()

@@ -7,12 +7,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from disagg.engines.base import Dialect, Peer, ReadinessProbe
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet, State
+from disagg.router.spans import Tracer
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 from tests.support.mock_engine import FakeDialect, MockEngine, decoded, prefilled
@@ -169,6 +170,8 @@ async def rig(
     linger_s: float = 0.05,
     dialect: Dialect | None = None,
     probe: ReadinessProbe | None = None,
+    tracer: Tracer | None = None,
+    access_stream: BinaryIO | None = None,
     **spec: Any,
 ) -> AsyncIterator[Rig]:
     """A router with so many ready mock engines per stage; everything is closed and checked at the end."""
@@ -176,7 +179,15 @@ async def rig(
     fleet = Fleet(((Stage.PREFILL,) if prefill else ()) + (serving,))
     skew = [0.0]
     clocks = Clocks(monotonic=lambda: asyncio.get_running_loop().time() + skew[0])
-    config = RouterConfig((MODEL, "alias"), RouterSpec(**spec), lease_s=lease_s, linger_s=linger_s, probe=probe)
+    config = RouterConfig(
+        (MODEL, "alias"),
+        RouterSpec(**spec),
+        lease_s=lease_s,
+        linger_s=linger_s,
+        probe=probe,
+        tracer=tracer,
+        access_stream=access_stream,
+    )
     ps = [MockEngine(prefilled, f"engine-p{i}") for i in range(prefill)]
     ds = [MockEngine(decoded, f"engine-d{i}") for i in range(decode)]
     for stage, engines in ((Stage.PREFILL, ps), (serving, ds)):

@@ -19,7 +19,7 @@ from disagg.errors import (
 )
 from disagg.http.client import Client
 from disagg.http.limits import ClientLimits, ServerLimits
-from disagg.http.messages import Answer, Request, error_answer, json_answer
+from disagg.http.messages import Answer, Request, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.policy.breaker import BreakerRules
@@ -34,19 +34,20 @@ from disagg.router.gauges import connection_gauges
 from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
 from disagg.router.introduction import Introductions
 from disagg.router.journey import Journey
-from disagg.router.keys import Holder, client_keys, engine_credentials
+from disagg.router.keys import client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
-from disagg.router.metrics import CONTENT_TYPE, Metrics
+from disagg.router.metrics import CONTENT_TYPE
 from disagg.router.models import Models
+from disagg.router.observer import Observer
 from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
 from disagg.router.route import Route
+from disagg.router.spans import RequestSpan
 from disagg.router.steering import Steering
 from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
-access = logging.getLogger("disagg.access")
 
 _OPEN = frozenset({"/health", "/metrics", "/version"})
 """Pages that need no key: what watches a deployment has none."""
@@ -78,17 +79,19 @@ class Router:
         spec = config.spec
         self.config = config
         self.fleet = fleet
-        self.metrics = Metrics(fleet, (clocks or Clocks()).monotonic)
+        self._clocks = clocks or Clocks()
+        self._observer = Observer(config, fleet, self._clocks)
+        self.metrics = self._observer.metrics
         self.client = Client(ClientLimits(connect_timeout_s=spec.connect_timeout_s, tick_s=tick_s))
         self.server = Server(self._handle, ServerLimits(max_body_bytes=spec.max_body_bytes, tick_s=tick_s))
         for gauge in connection_gauges(self.server, self.client):
             self.metrics.add(gauge)
         self._dialect = dialect
-        self._clocks = clocks or Clocks()
         self._names = frozenset(config.served_model_names)
         rules = BreakerRules(spec.breaker_failures, spec.breaker_open_s, spec.breaker_max_open_s)
         self._budget = RetryBudget(spec.retry_budget)
-        books = Books(self.metrics, Breakers(rules, fleet, self.metrics), self._budget, self._clocks.monotonic)
+        breakers = Breakers(rules, fleet, self.metrics)
+        books = Books(self.metrics, breakers, self._budget, self._clocks.monotonic, self._observer.tracer)
         self.engine_headers = engine_credentials(spec)
         self._steering = Steering(config, fleet, self.client, self._clocks, self.engine_headers)
         for series in self._steering.series():
@@ -162,6 +165,7 @@ class Router:
         await self._steering.stop()
         await self._releases.background.close()
         await self.client.close()
+        await self._observer.close()
 
     def _member_gone(self, member: Member) -> None:
         self.client.forget(member.origin, UpstreamUnreachableError(f"its process {member.incarnation} is gone."))
@@ -173,59 +177,93 @@ class Router:
         if endpoint is not None and request.method == endpoint.method:
             await self._serve(endpoint, request, respond)
             return
+        try:
+            answer = await self._look_up(endpoint, request)
+        except DisaggError as error:
+            answer = error_reply(request.path, error)
+        respond.send(answer.status, answer.body, ((b"x-request-id", self._id_of(request)), *answer.headers))
+
+    async def _look_up(self, endpoint: Endpoint | None, request: Request) -> Answer:
+        """The answer to everything that no engine is asked for."""
         if self._keys is not None and request.path not in _OPEN:
             self._keys.check(request)
         page = self._pages.get(request.path)
         if endpoint is not None:
-            respond.send_answer(_refused(request, endpoint))
-        elif page is None:
-            respond.send_answer(error_answer(UnknownPathError(f"There is no {request.path} here.")))
-        elif request.method in {"GET", "HEAD"}:
-            respond.send_answer(await page(request))
-        else:
-            respond.send_answer(_wrong_method(request, b"GET, HEAD"))
+            return _refused(request, endpoint)
+        if page is None:
+            raise UnknownPathError(f"There is no {request.path} here.")
+        if request.method in {"GET", "HEAD"}:
+            return await page(request)
+        return _wrong_method(request, b"GET, HEAD")
 
     async def _serve(self, endpoint: Endpoint, request: Request, respond: Responder) -> None:
-        metrics, admission, keys, now = self.metrics, self.admission, self._keys, self._clocks.monotonic
-        holder: Holder | None = None
-        admitted = False
-        record = Record(public_id(request) or self._clocks.new_id().encode("latin-1"), endpoint.path, now())
+        """Serve one request, and close its books whatever happens."""
+        metrics = self.metrics
+        record = Record(self._id_of(request), endpoint.path, self._clocks.monotonic())
+        span = self._observer.began(request, record)
         metrics.in_flight += 1
         self._budget.request(record.started_at)
         try:
-            if keys is not None:
-                holder = keys.admit(request, record)
+            await self._admit(endpoint, request, record, respond, span)
+            if record.status >= 400:
+                record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
+        except DisaggError as error:
+            record.fail(error.status, error_slug(error), str(error))
+            answer = error_reply(endpoint.path, error)
+            respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
+        except Exception:  # a bug of ours, told to the client with the id that the log has
+            record.fail(500, "internal")
+            if not respond.started:
+                answer = error_reply(endpoint.path, DisaggError("Internal server error"))
+                respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
+            raise
+        except asyncio.CancelledError:
+            record.outcome = Outcome.CLIENT_LEFT
+            raise
+        finally:
+            metrics.in_flight -= 1
+            self._observer.ended(request, record, span)
+
+    async def _admit(
+        self, endpoint: Endpoint, request: Request, record: Record, respond: Responder, span: RequestSpan | None
+    ) -> None:
+        """Check a request at the door, let it wait for a permit, and serve it.
+
+        Raises:
+            DisaggError: If it is not served and the client has not been sent anything.
+        """
+        admission, keys = self.admission, self._keys
+        holder = keys.admit(request, record) if keys is not None else None
+        admitted = False
+        try:
             fields, serve = self._read(endpoint, request)
             if holder is not None:
                 holder.check_model(model_of(fields) or self.config.served_model_names[0])
+            if span is not None:
+                span.asked(fields)
             # Nobody waits while there is room.
             if admission.running < admission.limit:
                 admission.running += 1
             else:
-                await admission.wait(priority_of(request, fields))
+                await self._wait(admission, priority_of(request, fields), record)
             admitted = True
             await serve(record, respond)
-            if record.status >= 400:
-                record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
-        except DisaggError as error:
-            record.status = error.status
-            record.outcome = Outcome.REFUSED if error.status < 500 else Outcome.FAILED
-            record.detail = record.detail or str(error)
-            record.error = record.error or error_slug(error)
-            answer = error_reply(endpoint.path, error)
-            respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
-        except asyncio.CancelledError:
-            record.outcome = Outcome.CLIENT_LEFT
-            raise
         finally:
             if admitted:
                 admission.leave()
             if holder is not None:
                 holder.open -= 1
-            metrics.in_flight -= 1
-            metrics.request_ended(record, now())
-            if self.config.access_log and access.isEnabledFor(logging.INFO):
-                access.info("%s", record.log_line(now()))
+
+    async def _wait(self, admission: Admission, priority: int, record: Record) -> None:
+        began = self._clocks.monotonic()
+        try:
+            await admission.wait(priority)
+        finally:
+            record.queue_s = self._clocks.monotonic() - began
+
+    def _id_of(self, request: Request) -> bytes:
+        """The client's own id for its request, or a fresh one; every answer has it."""
+        return public_id(request) or self._clocks.new_id().encode("latin-1")
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Body, Serve]:
         """Check a request: its fields, and what serves it."""

@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from disagg.engines.base import ReadinessProbe
+from disagg.router.spans import Tracer
 from disagg.topology.router_spec import Router as RouterSpec
 
 
@@ -36,9 +38,11 @@ class RouterConfig:
         lease_s: How long prefill keeps a prompt's KV, in seconds. A handle older than half of it is not used.
         max_model_len: Context limit in tokens shown by `/v1/models`; asked of an engine if None.
         probe: Where engines tell how busy they are; without it nobody asks them.
-        access_log: Write one line per request to the logger ``disagg.access``.
+        access_log: Write one line of text per request to the logger ``disagg.access``.
         linger_s: How long a decode leg whose client has left may go on for its first output, in seconds: engines take
             an abort badly while KV is landing.
+        access_stream: Where the JSON lines of `router.access_log` go; standard output if None.
+        tracer: Makes spans; if None one is made from `router.otlp_traces_endpoint`, if that is set.
     """
 
     served_model_names: tuple[str, ...]
@@ -48,3 +52,5 @@ class RouterConfig:
     probe: ReadinessProbe | None = None
     access_log: bool = True
     linger_s: float = 30.0
+    access_stream: BinaryIO | None = None
+    tracer: Tracer | None = None

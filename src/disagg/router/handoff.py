@@ -21,6 +21,7 @@ class Handoff:
         transfer: The attempt that made it.
         member: The incarnation that holds the KV.
         since: When prefill answered, monotonic seconds.
+        took_s: How long prefill took, in seconds.
         answer: Prefill's whole answer, if it is needed for the client's.
         used: A decode leg has been sent with it.
         pinned: It is counted on its member.
@@ -30,6 +31,7 @@ class Handoff:
     transfer: Transfer
     member: Member
     since: float
+    took_s: float = 0.0
     answer: bytes = b""
     used: bool = False
     pinned: bool = False

@@ -99,6 +99,7 @@ class Journey:
         elif handoff is not None:
             self._route.releases.release(handoff, "client-left-or-failed", self._intake.headers)
         if handoff is not None:
+            self._record.prefill_s = handoff.took_s
             self._record.prompt_tokens = handoff.handle.prompt_tokens
             self._record.cached_tokens = handoff.handle.cached_tokens or 0
             self._legs.affinity.learn(self._hints, handoff.handle.prompt_tokens)

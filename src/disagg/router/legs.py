@@ -20,6 +20,7 @@ from disagg.router.budget import RetryBudget
 from disagg.router.fleet import Fleet, Member
 from disagg.router.metrics import Metrics
 from disagg.router.relay import hide_internal, relayed_headers
+from disagg.router.spans import LegSpan, Tracer
 from disagg.topology.spec import Stage
 
 # 500 is what an engine that has died answers; vLLM gives the same 500 when KV could not be fetched.
@@ -63,12 +64,14 @@ class Books(NamedTuple):
         breakers: Who is left out for its failures.
         budget: How often failed requests may be tried again.
         now: Monotonic seconds.
+        tracer: Makes a span for each, if traces are wanted.
     """
 
     metrics: Metrics
     breakers: Breakers
     budget: RetryBudget
     now: Callable[[], float]
+    tracer: Tracer | None = None
 
 
 class Source(NamedTuple):
@@ -93,6 +96,7 @@ class Leg:
         response: The answer, once it has begun.
         outcome: How it ended.
         sent: The request has left.
+        span: Its span, where traces are made.
         works: The client has been passed something of the answer.
     """
 
@@ -107,6 +111,7 @@ class Leg:
         "outcome",
         "response",
         "sent",
+        "span",
         "works",
     )
 
@@ -116,6 +121,7 @@ class Leg:
         self.outcome = "cancelled"
         self.sent = False
         self.works = False
+        self.span: LegSpan | None = None
         self._books = books
         self._source = source
         self._started_at = now = books.now()
@@ -142,11 +148,18 @@ class Leg:
         now = books.now()
         books.metrics.leg_ended(member.stage, member.name, self.outcome, now - self._started_at)
         self._judge(now)
+        if self.span is not None:
+            self.span.end(self.outcome, self.response.status if self.response is not None else 0)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted so far."""
+        return self._books.now() - self._started_at
 
     def answered(self) -> None:
         """The answer has begun."""
         member = self.member
-        self._books.metrics.leg_answered(member.stage, member.name, self._books.now() - self._started_at)
+        self._books.metrics.leg_answered(member.stage, member.name, self.seconds)
 
     def limit(self, total_s: float) -> None:
         """It is sent, and may last so many seconds."""
@@ -299,6 +312,9 @@ class Legs:
             leg.sent = True
 
         leg.limit(times.total_s)
+        tracer = self._books.tracer
+        if tracer is not None:
+            leg.span, outgoing = tracer.leg(leg.member, outgoing)
         leg.response = await self.client.request(leg.member.origin, outgoing, times, before_send)
         leg.answered()
         return leg.response

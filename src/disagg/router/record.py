@@ -59,6 +59,9 @@ class Record:
         prompt_tokens: Length of the prompt, as far as an engine has told it.
         cached_tokens: How many of them prefill had in its own cache.
         completion_tokens: Length of the answer, as far as an engine has told it.
+        queue_s: How long it waited for a permit, in seconds.
+        prefill_s: How long the last prefill leg took, in seconds.
+        trace_id: Of its trace, if there is one.
         bytes_sent: Length of the answer's body, without its framing.
         detail: For the log: what went wrong.
         key: Name of the client's key; empty if the router asks for none.
@@ -80,8 +83,18 @@ class Record:
     cached_tokens: int = 0
     completion_tokens: int = 0
     bytes_sent: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    trace_id: str = ""
     detail: str = ""
     key: str = ""
+
+    def fail(self, status: int, error: str, detail: str = "") -> None:
+        """It is not served: `error` is a word of a closed list, `detail` is for the log."""
+        self.status = status
+        self.outcome = Outcome.REFUSED if status < 500 else Outcome.FAILED
+        self.error = self.error or error
+        self.detail = self.detail or detail
 
     def headers(self) -> list[Header]:
         """Response headers that tell the client which way its request took."""

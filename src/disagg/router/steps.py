@@ -79,7 +79,7 @@ class Steps:
                 route.legs.metrics.handoff_failed("no-handle")
                 return _no_handle(leg, error)
             kept = answer if self.keeps_answer else b""
-            handoff = Handoff(handle, transfer, member, route.legs.now(), kept)
+            handoff = Handoff(handle, transfer, member, route.legs.now(), leg.seconds, kept)
             handoff.pin()
             if not is_of(handle, member):
                 leg.outcome = "foreign-engine"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg.engines.emulated.engine import Engine
-from disagg.engines.emulated.handoff import LocalSide, RemoteKv, read_remote
+from disagg.engines.emulated.handoff import Fetched, LocalSide, RemoteKv, read_remote
 from disagg.engines.emulated.sequence import Sampling, Sequence, State
 from disagg.engines.emulated.settings import EngineSettings, SimplePace
 from tests.unit.engines_emulated.running import SETTINGS
@@ -153,7 +153,7 @@ def pull(decode: Engine, prefill: Engine) -> None:
         assert seq.remote is not None
         count = len(seq.blocks) - seq.computed // decode.settings.block_size
         data = prefill.pool.read_raw(seq.remote.blocks[-count:])
-        decode.loaded(seq, data, prefill.settings.block_size)
+        decode.loaded(seq, Fetched(data, prefill.settings.block_size))
 
 
 def decoded(decode: Engine, prefill: Engine, prompt: list[int], remote: RemoteKv) -> Sequence:
@@ -195,9 +195,9 @@ def test_prefill_keeps_the_blocks_until_they_are_collected_or_the_lease_ends() -
     """Pinned KV is freed by the reader's notice, or by the reaper, once."""
     prefill, remote = prefilled([1] * 10)
     assert prefill.pool.free_blocks == 13
-    prefill.collect(remote.request_id)
+    prefill.pool.release(prefill.leases.collect(remote.request_id))
     assert prefill.pool.free_blocks == 16
-    prefill.collect(remote.request_id)
+    prefill.pool.release(prefill.leases.collect(remote.request_id))
     assert prefill.pool.free_blocks == 16
     prefill, _ = prefilled([1] * 10)
     prefill.reap(29.9)
@@ -246,7 +246,7 @@ def test_a_failed_load_fails_the_request_or_recomputes() -> None:
         seq = sequence(prompt, remote=remote)
         decode.add(seq)
         decode.plan()
-        decode.loaded(decode.to_load.pop(), None, 0)
+        decode.loaded(decode.to_load.pop(), None)
         run(decode)
         assert seq.finish_reason == ("length" if recompute else "error")
         assert seq.output == (alone(prompt) if recompute else [])
@@ -295,8 +295,8 @@ def test_leaving_during_the_load_keeps_the_blocks_until_the_transfer_has_ended()
     decode.plan()
     decode.abort(seq)
     assert decode.pool.free_blocks == 14
-    decode.loaded(seq, prefill.pool.read_raw(remote.blocks), 4)
-    decode.drop_load(seq)
+    decode.loaded(seq, Fetched(prefill.pool.read_raw(remote.blocks), 4))
+    decode.free(seq)
     assert decode.pool.free_blocks == 16
     assert decode.plan() is None
 

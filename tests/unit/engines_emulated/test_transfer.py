@@ -12,7 +12,8 @@ import pytest
 
 from disagg.engines.emulated.engine import Engine
 from disagg.engines.emulated.handoff import LocalSide, RemoteKv
-from disagg.engines.emulated.transfer import Puller, SideChannel, TransferError
+from disagg.engines.emulated.side_channel import SideChannel, TransferError
+from disagg.engines.emulated.transfer import Puller
 from disagg.errors import PreparationError
 from tests.unit.engines_emulated.running import SETTINGS
 

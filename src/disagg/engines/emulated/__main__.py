@@ -18,6 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m disagg.engines.emulated", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="HTTP port, 0 for a free one (default: %(default)s)")
     parser.add_argument("--side-channel-port", type=int, default=5600, help="KV side channel (default: %(default)s)")
+    parser.add_argument(
+        "--bootstrap-port",
+        type=int,
+        default=8998,
+        help="server at which Mooncake and SGLang meet (default: %(default)s)",
+    )
     parser.add_argument("--engine-id", help="incarnation in handoffs (default: a new one)")
     add_engine_arguments(parser)
     args = parser.parse_args(argv)
@@ -32,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         settings = engine_settings(args, args.engine_id)
-        where = Addresses(args.host, args.port, args.side_channel_host, args.side_channel_port)
+        where = Addresses(args.host, args.port, args.side_channel_host, args.side_channel_port, args.bootstrap_port)
         faults, pace = engine_faults(args), engine_pace(args)
         return host.run(
             host.serve(lambda died: [Instance(settings, pace, where, faults=faults, on_death=died)], ready)

@@ -43,6 +43,8 @@ _RESERVED = {
     "side-channel-host": "it follows the host",
     "side-channel-port": "use link.side_channel_port",
     "kv-lease": "use link.lease_s",
+    "dialect": "use link.dialect",
+    "bootstrap-port": "use link.bootstrap_port",
     "kv-load-failure-policy": "use link.on_failure",
 }
 # Fields of a stage that have an effect here, with the flag that carries them.
@@ -96,6 +98,10 @@ class EmulatedAdapter:
         if role is not Role.NONE:
             flags["side-channel-host"] = dialects.reachable(instance.host)
             flags["side-channel-port"] = ports["side-channel"] = instance.side_channel_port
+            if instance.bootstrap_port:
+                flags["bootstrap-port"] = ports["bootstrap"] = instance.bootstrap_port
+            if topology.link.dialect != "auto":
+                flags["dialect"] = topology.link.dialect
             flags["kv-lease"] = topology.link.lease_s
             flags["kv-load-failure-policy"] = topology.link.on_failure
         flags |= {flag: getattr(settings, field) for field, flag in _TYPED.items()}

@@ -70,6 +70,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long prefill keeps KV (default: %(default)s)",
     )
+    add(
+        "--dialect",
+        choices=["nixl-pull", "nixl-push", "mooncake", "lmcache", "sglang"],
+        default="nixl-pull",
+        help="how KV is handed over, and by whose API (default: %(default)s)",
+    )
+    add(
+        "--meeting-timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait of one leg for the other; 0: as the real engine, 300 or 480 s (default: 0)",
+    )
     add("--kv-load-failure-policy", choices=["fail", "recompute"], default="fail", help="(default: %(default)s)")
     add(
         "--handshake-timeout",
@@ -160,6 +173,8 @@ def engine_settings(args: argparse.Namespace, engine_id: str | None = None) -> E
         recompute=args.kv_load_failure_policy == "recompute",
         handshake_timeout_s=args.handshake_timeout,
         transfer_s=args.transfer_time,
+        dialect=args.dialect,
+        meeting_s=args.meeting_timeout,
         lora_modules=_lora_modules(args.lora_modules),
         api_keys=tuple(args.api_key or ()),
         auto_tool_choice=args.enable_auto_tool_choice,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Protocol
 
 from disagg.engines.emulated.engine import Engine
 from disagg.engines.emulated.faults import FaultBox
-from disagg.engines.emulated.handoff import RemoteKv
+from disagg.engines.emulated.handoff import Fetched, RemoteKv
 from disagg.engines.emulated.sequence import Sequence, State
 from disagg.engines.emulated.settings import Pace
-from disagg.engines.emulated.transfer import Puller, TransferError
+from disagg.engines.emulated.side_channel import TransferError
+from disagg.engines.emulated.transfer import Puller
 
 log = logging.getLogger("disagg.emulated")
 
@@ -80,6 +82,8 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads: dict[Sequence, asyncio.Task[None]] = {}
         self._stuck: set[Sequence] = set()
+        self._parked: dict[str, tuple[Sequence, asyncio.TimerHandle]] = {}
+        engine.meetings.on_ask = self.asked
         self._main: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -89,6 +93,8 @@ class Driver:
 
     async def stop(self) -> None:
         """End at once; whatever runs is dropped."""
+        for _, timer in self._parked.values():
+            timer.cancel()
         tasks = [*self._main, *self._tasks]
         for task in tasks:
             task.cancel()
@@ -100,7 +106,7 @@ class Driver:
 
     def submit(self, seq: Sequence) -> None:
         """Queue a sequence."""
-        if seq.remote is not None and self.puller is not None and not seq.remote.lost:
+        if seq.remote is not None and self.puller is not None and not (seq.remote.lost or seq.remote.bootstrap):
             self.puller.connect(seq.remote)
         self.engine.now = self.clock.now()
         self.engine.add(seq)
@@ -112,9 +118,10 @@ class Driver:
         self.engine.abort(seq)
         if loading and (seq not in self._loads or seq in self._stuck):
             # Nothing writes into its blocks.
-            if seq in self._stuck:
-                self._loads[seq].cancel()
-            self.engine.drop_load(seq)
+            task = self._loads.get(seq)
+            if task is not None:
+                task.cancel()
+            self.engine.free(seq)
         elif loading and self._faults.frees_early():
             self.engine.pool.release(seq.blocks)
         self._wake.set()
@@ -196,7 +203,7 @@ class Driver:
             if self.frozen:
                 continue
             now = self.clock.now()
-            if len(engine.leases):
+            if len(engine.leases) or len(engine.meetings):
                 free = engine.pool.free_blocks
                 engine.reap(now)
                 if engine.pool.free_blocks != free:
@@ -208,7 +215,7 @@ class Driver:
     def _waiting_by_peer(self) -> dict[str, list[str]]:
         peers: dict[str, list[str]] = {}
         for seq in (*self.engine.waiting, *self.engine.loading):
-            if seq.remote is not None:
+            if seq.remote is not None and not seq.remote.key:
                 peers.setdefault(seq.remote.engine_id, []).append(seq.remote.request_id)
         return peers
 
@@ -220,6 +227,13 @@ class Driver:
                 remote = seq.remote
                 if remote is not None and self.puller is not None and not remote.lost:
                     self._loads[seq] = self._spawn(self._load(self.puller, remote, seq))
+        if engine.to_forward:
+            forwards, engine.to_forward = engine.to_forward, []
+            for seq in forwards:
+                if self.puller is None:
+                    engine.forwarded(seq)
+                else:
+                    self._spawn(self._forward(self.puller, seq))
         if engine.to_release:
             releases, engine.to_release = engine.to_release, []
             for remote in releases:
@@ -234,10 +248,9 @@ class Driver:
     async def _load(self, puller: Puller, remote: RemoteKv, seq: Sequence) -> None:
         engine = self.engine
         count = len(seq.blocks) - seq.computed // engine.settings.block_size
-        data: bytes | None = None
-        size = 0
+        fetched: Fetched | None = None
         try:
-            data, size = await self._fetch(puller, remote, seq, count)
+            fetched = await self._fetch(puller, remote, seq, count)
         except TransferError as error:
             log.warning("request %s: KV load failed: %s", seq.request_id, error)
         finally:
@@ -245,17 +258,18 @@ class Driver:
             self._stuck.discard(seq)
         await self._thawed.wait()
         if seq.state is not State.FINISHED:
-            engine.loaded(seq, data, size)
+            self.engine.now = self.clock.now()
+            engine.loaded(seq, fetched)
             self.publish()
         elif self._faults.frees_early():
             # The blocks were given back when the request was aborted; whoever has them now is written over.
-            if data is not None:
-                engine.pool.write_raw(seq.blocks[-count:] if count else [], data, size)
+            if fetched is not None:
+                engine.pool.write_raw(seq.blocks[-count:] if count else [], fetched.data, fetched.block_size)
         else:
-            engine.drop_load(seq)
+            engine.free(seq)
         self._wake.set()
 
-    async def _fetch(self, puller: Puller, remote: RemoteKv, seq: Sequence, count: int) -> tuple[bytes, int]:
+    async def _fetch(self, puller: Puller, remote: RemoteKv, seq: Sequence, count: int) -> Fetched:
         """Read KV with the faults that are in force."""
         begun = self.clock.now()
         faults = self._faults.transfers()
@@ -266,19 +280,65 @@ class Driver:
             await self.clock.sleep(delay)
         if faults.transfer == "lost":
             raise TransferError("the transfer was lost")
+        if remote.key:
+            self._stuck.add(seq)  # aborted before it comes, nothing writes into its blocks
+            wait_s = self.engine.settings.wait_s
+            fetched = await puller.receive(remote, count, wait_s)
+            self._stuck.discard(seq)
+            return self._received(fetched, begun, corrupt=faults.transfer == "corrupt")
         if faults.transfer == "half":
             await puller.read(remote, count // 2, notify=False)
             self._stuck.add(seq)
             await asyncio.get_running_loop().create_future()
         data, size = await puller.read(remote, count, notify=not faults.notice)
-        self.engine.stats.transfer.observe(self.clock.now() - begun)
-        self.engine.stats.transfer_bytes.observe(len(data))
         if faults.notice == "duplicate":
             puller.notify(remote)
             puller.notify(remote)
         elif faults.notice == "late":
             self._spawn(self._notify_late(puller, remote, faults.notice_delay_s))
-        return (bytes(byte ^ 0x5A for byte in data) if faults.transfer == "corrupt" else data), size
+        return self._received(Fetched(data, size), begun, corrupt=faults.transfer == "corrupt")
+
+    def _received(self, fetched: Fetched, begun: float, *, corrupt: bool) -> Fetched:
+        stats = self.engine.stats
+        stats.transfer.observe(self.clock.now() - begun)
+        stats.transfer_bytes.observe(len(fetched.data))
+        return replace(fetched, data=bytes(byte ^ 0x5A for byte in fetched.data)) if corrupt else fetched
+
+    # Legs that leave together.
+
+    def submit_when_asked(self, seq: Sequence, key: str) -> None:
+        """Queue a sequence as soon as the decode leg is there, which has to be before the meeting's time ends."""
+        if self.engine.meetings.asked(key):
+            self.submit(seq)
+            return
+        timer = asyncio.get_running_loop().call_later(self.engine.settings.wait_s, self._not_asked, key)
+        self._parked[key] = (seq, timer)
+
+    def asked(self, key: str) -> None:
+        """The decode leg of a request is there."""
+        parked = self._parked.pop(key, None)
+        if parked is not None:
+            parked[1].cancel()
+            if parked[0].state is not State.FINISHED:
+                self.submit(parked[0])
+
+    def _not_asked(self, key: str) -> None:
+        seq, _ = self._parked.pop(key)
+        if seq.state is not State.FINISHED:
+            self.engine.give_up(seq)
+
+    async def _forward(self, puller: Puller, seq: Sequence) -> None:
+        """Send a finished sequence's KV into the buffer of the decode engine that it names."""
+        engine, size = self.engine, self.engine.settings.block_size
+        keys = seq.prompt_keys(size)[: len(seq.prompt) // size]
+        host, port = seq.forward or ("", 0)
+        try:
+            await puller.send_ahead(host, port, (size, keys, engine.pool.read_raw(seq.blocks[: len(keys)])))
+        except TransferError as error:
+            log.warning("request %s: KV not sent ahead: %s", seq.request_id, error)
+        await self._thawed.wait()
+        engine.forwarded(seq)
+        self._wake.set()
 
     async def _notify_late(self, puller: Puller, remote: RemoteKv, delay: float) -> None:
         await self.clock.sleep(delay)

@@ -8,52 +8,16 @@ socket: `driver` owns both. A shared scheduler can take the place of `plan` with
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from disagg.engines.emulated.blocks import BlockPool, Leases, next_key, root_key
-from disagg.engines.emulated.handoff import LocalSide, RemoteKv, handle
+from disagg.engines.emulated.handoff import Fetched, LocalSide, RemoteKv, handle
+from disagg.engines.emulated.meetings import Meetings, Offer
 from disagg.engines.emulated.model import Tokenizer, ToyModel
+from disagg.engines.emulated.received import Received
 from disagg.engines.emulated.sequence import FinishReason, Sequence, State
 from disagg.engines.emulated.settings import EngineSettings
-from disagg.engines.emulated.stats import Stats
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the metrics page counts, since the start."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
-    preemptions: int = 0
-    failed_loads: int = 0
-    loads: int = 0
-    loaded_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    local_hit_tokens: int = 0
-    finished: dict[FinishReason, int] = field(
-        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step.
-
-    Attributes:
-        work: Sequences and how many of their tokens to compute.
-        prefill_tokens: Prompt tokens in it.
-        decode_seqs: Sequences that compute one token after their prompt.
-        context_tokens: KV positions that all of them read.
-    """
-
-    work: list[tuple[Sequence, int]]
-    prefill_tokens: int
-    decode_seqs: int
-    context_tokens: int
+from disagg.engines.emulated.stats import Counters, Stats
+from disagg.engines.emulated.step import Plan
 
 
 class Engine:
@@ -62,6 +26,7 @@ class Engine:
     Attributes:
         to_load: Sequences whose remote KV has to be fetched; the driver takes them and calls `loaded`.
         to_release: Remote KV that will not be read; the driver tells its owner.
+        to_forward: Finished sequences whose KV has to be sent ahead before they are answered.
         now: Time of the latest event, in seconds; set from outside.
     """
 
@@ -72,6 +37,8 @@ class Engine:
         self.tokenizer = Tokenizer()
         self.pool = BlockPool(settings.num_blocks, settings.block_size, caching=settings.prefix_caching)
         self.leases = Leases(settings.lease_s)
+        self.meetings = Meetings(by_request=settings.dialect == "nixl-push")
+        self.received = Received(settings.received_blocks) if settings.dialect == "lmcache" else None
         self.counters = Counters()
         self.stats = Stats()
         self.now = 0.0
@@ -81,6 +48,7 @@ class Engine:
         self.loading: set[Sequence] = set()
         self.to_load: list[Sequence] = []
         self.to_release: list[RemoteKv] = []
+        self.to_forward: list[Sequence] = []
 
     @property
     def queued(self) -> int:
@@ -96,11 +64,9 @@ class Engine:
             # Log probabilities of the prompt need every position computed here.
             self.to_release.append(seq.remote)
             seq.remote = None
-        if self.settings.priorities:
-            at = next((n for n, other in enumerate(self.waiting) if other.priority > seq.priority), len(self.waiting))
-            self.waiting.insert(at, seq)
-        else:
-            self.waiting.append(seq)
+        later = (n for n, other in enumerate(self.waiting) if other.priority > seq.priority)
+        at = next(later, None) if self.settings.priorities else None
+        self.waiting.insert(len(self.waiting) if at is None else at, seq)
 
     def abort(self, seq: Sequence) -> None:
         """The client has left: free what the sequence holds; nothing is reported."""
@@ -111,30 +77,48 @@ class Engine:
         self._leave(seq)
         self._end(seq, "abort")
 
-    def loaded(self, seq: Sequence, data: bytes | None, remote_block_size: int) -> None:
+    def loaded(self, seq: Sequence, fetched: Fetched | None) -> None:
         """The remote KV of a sequence is here, or could not be fetched (None)."""
         if seq.state is not State.LOADING:
             return
         self.loading.discard(seq)
         remote = seq.remote
         seq.remote = None
-        if data is None or remote is None:
+        if fetched is None or remote is None:
             self._load_failed(seq)
             return
         skipped = seq.computed // self.settings.block_size
-        self.pool.write_raw(seq.blocks[skipped:], data, remote_block_size)
+        self.pool.write_raw(seq.blocks[skipped:], fetched.data, fetched.block_size)
         prompt = len(seq.prompt)
         seq.external_tokens = prompt - seq.computed
         self.counters.loads += 1
         self.counters.loaded_tokens += seq.external_tokens
-        if remote.prefill_cached_tokens is not None:
-            seq.cached_tokens = remote.prefill_cached_tokens
-        else:
-            seq.cached_tokens = prompt
+        cached = remote.prefill_cached_tokens if fetched.cached_tokens is None else fetched.cached_tokens
+        seq.cached_tokens = prompt if cached is None else cached
+        if self.settings.dialect == "sglang" and fetched.first_token is not None:
+            self._first_token_came(seq, fetched.first_token)
+            return
         # The last prompt token is computed here, because the first output token is sampled from it.
         seq.computed = prompt - 1
         self._remember(seq, 0, prompt)
         self._make_ready(seq)
+
+    def _first_token_came(self, seq: Sequence, token: int) -> None:
+        """Prefill's token is the first of the answer, and counts."""
+        prompt, now = len(seq.prompt), self.now
+        seq.computed = prompt
+        self._remember(seq, 0, prompt)
+        seq.scheduled = seq.last_token = now
+        self.stats.begun(seq, now)
+        self.counters.prompt_tokens += prompt
+        self.counters.generation_tokens += 1
+        if seq.append(token, self.pool.context(seq.blocks, prompt), self.tokenizer, self.settings.max_model_len):
+            self._settle(seq, now)
+            seq.on_output(seq)
+            return
+        self._make_ready(seq)
+        if seq.streaming:
+            seq.on_output(seq)
 
     def _make_ready(self, seq: Sequence) -> None:
         # Before all who wait: it holds blocks already, and would keep them from those in front of it.
@@ -146,24 +130,19 @@ class Engine:
         if self.settings.recompute:
             self._make_ready(seq)
             return
-        self._free(seq)
+        self.free(seq)
         self._end(seq, "error")
         seq.on_output(seq)
 
-    def collect(self, request_id: str) -> None:
-        """A decode engine has read a finished prompt's KV."""
-        self.pool.release(self.leases.collect(request_id))
+    def give_up(self, seq: Sequence) -> None:
+        """Its partner has not come in time; it was never queued."""
+        self._end(seq, "error")
+        seq.on_output(seq)
 
     def reap(self, now: float) -> None:
         """Free the KV whose lease has ended."""
         self.pool.release(self.leases.reap(now))
-
-    def fail_all(self) -> None:
-        """The engine dies: every sequence ends with an error."""
-        for seq in [*self.waiting, *self.ready, *self.running, *self.loading]:
-            self._leave(seq)
-            self._end(seq, "error")
-            seq.on_output(seq)
+        self.pool.release(self.meetings.reap(now))
 
     # One step.
 
@@ -239,7 +218,7 @@ class Engine:
         if not self._room(seq, seq.computed + count):
             if seq.state is State.WAITING:
                 # Cached blocks are not held by one who waits: those who run may need them to come to an end.
-                self._free(seq)
+                self.free(seq)
             return None
         queue.popleft()
         if not seq.output:
@@ -261,14 +240,13 @@ class Engine:
         pool.share(found)
         seq.blocks, seq.computed = found, len(found) * settings.block_size
         if seq.remote is not None and not self._room(seq, tokens):
-            self._free(seq)
+            self.free(seq)
             return False
+        if self.received is not None and seq.remote is None and not seq.sampling.prompt_logprobs:
+            self._take_received(self.received, seq, tokens)
         if not seq.placed:
             seq.placed = True
-            counters.prefix_queries += tokens
-            counters.prefix_hits += seq.computed
-            counters.external_queries += tokens - seq.computed
-            counters.local_hit_tokens += seq.computed
+            counters.placed(seq)
             seq.cached_tokens = seq.computed
         if seq.remote is not None:
             # Counted when the load is planned: as on the real engine, one that fails afterwards has been a hit.
@@ -277,6 +255,20 @@ class Engine:
             self.loading.add(seq)
             self.to_load.append(seq)
         return True
+
+    def _take_received(self, received: Received, seq: Sequence, tokens: int) -> None:
+        """Use KV that was sent ahead, from where this engine's own cache ends."""
+        size = self.settings.block_size
+        have = len(seq.blocks)
+        content = received.find(seq.prompt_keys(size)[have : (tokens - 1) // size])
+        if not content or not self._room(seq, (have + len(content)) * size):
+            return
+        self.pool.write_raw(seq.blocks[have:], b"".join(content), size)
+        start, seq.external_tokens = have * size, len(content) * size
+        seq.computed = start + seq.external_tokens
+        self._remember(seq, start, seq.computed)
+        if not seq.placed:
+            self.counters.received(seq.external_tokens)
 
     def _room(self, seq: Sequence, positions: int) -> bool:
         """Give a sequence blocks for so many positions, if they are free."""
@@ -301,7 +293,7 @@ class Engine:
     def _preempt(self, seq: Sequence) -> None:
         """Send a sequence back to the queue; all its KV is computed again, from prompt and output."""
         self.running.remove(seq)
-        self._free(seq)
+        self.free(seq)
         seq.state = State.WAITING
         seq.prompt_contexts.clear()
         self.waiting.appendleft(seq)
@@ -314,8 +306,7 @@ class Engine:
         if seq.output:
             self.stats.inter_token.observe(now - seq.last_token)
         else:
-            self.stats.first_token.observe(now - seq.arrived)
-            seq.first_token = now
+            self.stats.begun(seq, now)
             counters.prompt_tokens += len(seq.prompt)
             counters.computed_prompt_tokens += max(0, len(seq.prompt) - seq.cached_tokens - seq.external_tokens)
         seq.last_token = now
@@ -324,34 +315,44 @@ class Engine:
         if seq.append(token, context, self.tokenizer, self.settings.max_model_len):
             self.running.remove(seq)
             self._settle(seq, now)
-            seq.on_output(seq)
+            if seq.forward is None:
+                seq.on_output(seq)
         elif seq.streaming:
             seq.on_output(seq)
 
     def _settle(self, seq: Sequence, now: float) -> None:
         """A sequence has ended by itself: keep its KV for decode if that was asked for, else free it."""
         reason = seq.finish_reason
-        if seq.keep_for_decode and seq.blocks:
+        if seq.offer_key is not None and seq.blocks:
+            self._offer(seq, seq.offer_key, now)
+        elif seq.forward is not None:
+            # Answered when its KV has arrived at the other engine; the driver frees the blocks then.
+            self.to_forward.append(seq)
+            if seq.tells_first_token:
+                seq.params_out = {"first_tok": seq.output[0]}
+        elif seq.keep_for_decode and seq.blocks:
             seq.params_out = handle(self.side, seq.request_id, seq.blocks, seq.computed, seq.cached_tokens)
             self.leases.pin(seq.request_id, seq.blocks, now)
             seq.blocks = []
         else:
-            self._free(seq)
+            self.free(seq)
         self._end(seq, reason or "stop")
-        self._time(seq, now)
+        self.stats.ended(seq, now)
 
-    def _time(self, seq: Sequence, now: float) -> None:
-        """Record what a finished sequence took."""
-        stats, output = self.stats, len(seq.output)
-        stats.whole.observe(now - seq.arrived)
-        stats.queue.observe(seq.scheduled - seq.arrived)
-        stats.inference.observe(now - seq.scheduled)
-        stats.prefill.observe(seq.first_token - seq.scheduled)
-        stats.decode.observe(now - seq.first_token)
-        stats.per_token.observe((now - seq.first_token) / (output - 1) if output > 1 else 0.0)
-        stats.prompt_tokens.observe(len(seq.prompt))
-        stats.output_tokens.observe(output)
-        stats.max_tokens.observe(seq.sampling.max_tokens)
+    def _offer(self, seq: Sequence, key: str, now: float) -> None:
+        """Hand the KV to the leg that waits for it, or keep it for a while."""
+        dialect = self.settings.dialect
+        if dialect == "mooncake" and seq.finish_reason != "length":
+            # As the real connector: KV of a sequence that stopped is dropped, and the other leg waits in vain.
+            self.free(seq)
+            return
+        if dialect == "nixl-push":
+            seq.params_out = handle(self.side, key, seq.blocks, seq.computed, seq.cached_tokens, push=True)
+        held = -(-len(seq.prompt) // self.settings.block_size)
+        self.pool.release(seq.blocks[held:])
+        blocks, seq.blocks = seq.blocks[:held], []
+        if self.meetings.offer(key, Offer(blocks, seq.cached_tokens, seq.output[0], now + self.settings.wait_s)):
+            self.pool.release(blocks)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.state = State.FINISHED
@@ -361,22 +362,25 @@ class Engine:
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of wherever it is and free its blocks."""
         if seq.state is State.WAITING:
-            self.waiting.remove(seq)
+            if seq in self.waiting:
+                self.waiting.remove(seq)
         elif seq.state is State.READY:
             self.ready.remove(seq)
         elif seq.state is State.RUNNING:
             self.running.remove(seq)
         if seq.state is State.LOADING:
-            # The transfer still writes into these blocks: they come back when it has ended (`drop_load`).
+            # The transfer still writes into these blocks: they come back when it has ended (`free`).
             self.loading.discard(seq)
         else:
-            self._free(seq)
+            self.free(seq)
 
-    def drop_load(self, seq: Sequence) -> None:
-        """A transfer for an aborted sequence has ended: its blocks are nobody's target any more."""
-        self._free(seq)
+    def forwarded(self, seq: Sequence) -> None:
+        """KV that was sent ahead has arrived, or could not be sent."""
+        self.free(seq)
+        seq.on_output(seq)
 
-    def _free(self, seq: Sequence) -> None:
+    def free(self, seq: Sequence) -> None:
+        """Give back a sequence's blocks: nobody reads them, and no transfer writes into them any more."""
         self.pool.release(seq.blocks)
         seq.blocks = []
         seq.computed = 0

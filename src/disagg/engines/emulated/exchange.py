@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import ClassVar
 from uuid import uuid4
 
 from disagg.engines.emulated.driver import Driver
 from disagg.engines.emulated.form import Form, Identity
 from disagg.engines.emulated.handoff import RemoteKv
+from disagg.engines.emulated.legs import legs_of
 from disagg.engines.emulated.output import Output
 from disagg.engines.emulated.requests import Generation
 from disagg.engines.emulated.sequence import Sequence
@@ -35,7 +38,7 @@ class Exchange:
         generation: What to generate.
         identity: What the answer repeats.
         form: How the answer is written.
-        remote: KV of the prompt that another engine holds.
+        remote: KV of each sequence that another engine holds; one that is named once is for all.
         output: Where the answer goes.
     """
 
@@ -45,7 +48,7 @@ class Exchange:
         generation: Generation,
         identity: Identity,
         form: Form,
-        remote: RemoteKv | None,
+        remote: Items[RemoteKv],
         output: Output,
     ) -> None:
         self._driver = driver
@@ -60,16 +63,20 @@ class Exchange:
         self.sequences = self._make(remote)
         self._index = {seq: index for index, seq in enumerate(self.sequences)}
 
-    def _make(self, remote: RemoteKv | None) -> list[Sequence]:
+    def _make(self, remote: Items[RemoteKv]) -> list[Sequence]:
         generation = self._generation
         params = generation.kv_params or {}
         keep = bool(params.get("do_remote_decode")) and self._driver.puller is not None
+        legs = legs_of(params, self._driver.engine.settings, keep=keep)
         many = len(generation.samplings) > 1
-        out = []
+        out: list[Sequence] = []
         for number, prompt in enumerate(generation.prompts):
             base = f"{self._identity.internal}-{number}" if self._identity.numbered else self._identity.internal
             for choice, sampling in enumerate(generation.samplings):
                 request_id = f"{base}-{uuid4().hex[:8]}"
+                source = remote[len(out) % len(remote)] if remote else None
+                if source is not None and source.key == "?":
+                    source = replace(source, key=request_id)
                 out.append(
                     Sequence(
                         request_id=f"{choice}_{request_id}" if many else request_id,
@@ -77,8 +84,11 @@ class Exchange:
                         sampling=sampling,
                         on_output=self._on_output,
                         streaming=generation.stream,
-                        remote=remote,
-                        keep_for_decode=keep,
+                        remote=source,
+                        keep_for_decode=keep and not legs.concurrent,
+                        offer_key=legs.key(request_id, len(out)),
+                        forward=legs.forward,
+                        tells_first_token=legs.first_token,
                         salt_key=generation.cache_salt,
                         adapter=generation.adapter,
                         adapter_name=None if generation.adapter is None else generation.model,
@@ -94,7 +104,10 @@ class Exchange:
             # The head goes out at once: what fails later is told inside the stream.
             self._output.start(200, (SSE_TYPE, *self.headers))
         for seq in self.sequences:
-            self._driver.submit(seq)
+            if seq.offer_key is not None and self._driver.engine.settings.dialect == "sglang":
+                self._driver.submit_when_asked(seq, seq.offer_key)
+            else:
+                self._driver.submit(seq)
 
     def cancel(self) -> None:
         """The client has left."""
@@ -105,6 +118,10 @@ class Exchange:
     def named(self, wanted: set[object]) -> bool:
         """Whether it is meant by one of these ids, with or without the suffix."""
         return any(seq.request_id in wanted or seq.request_id[:-9] in wanted for seq in self.sequences)
+
+    def begins_with(self, name: str) -> bool:
+        """Whether it is meant by the beginning of its id."""
+        return self._identity.internal.startswith(name)
 
     def end(self) -> None:
         """Somebody else wants it ended: what there is so far is the answer, and it says that it was aborted."""

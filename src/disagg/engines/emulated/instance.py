@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from disagg.engines.emulated.bootstrap import Bootstrap
 from disagg.engines.emulated.cache_events import CacheLog, EventsConfig
 from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.driver import Driver, WallClock
@@ -19,7 +20,9 @@ from disagg.engines.emulated.faults import FaultBox, Faults
 from disagg.engines.emulated.handoff import LocalSide
 from disagg.engines.emulated.server import Api
 from disagg.engines.emulated.settings import EngineSettings, Pace, Role
-from disagg.engines.emulated.transfer import Puller, SideChannel
+from disagg.engines.emulated.sglang_server import SglangServer
+from disagg.engines.emulated.side_channel import SideChannel
+from disagg.engines.emulated.transfer import Puller
 from disagg.http.limits import ServerLimits
 from disagg.http.server import Server
 
@@ -42,6 +45,12 @@ class Addresses:
     port: int
     side_channel_host: str
     side_channel_port: int
+    bootstrap_port: int = 0
+
+
+def _door(core: Core) -> Api:
+    """Whose API the engine speaks."""
+    return SglangServer(core) if core.engine.settings.dialect == "sglang" else Api(core)
 
 
 class Instance:
@@ -75,6 +84,7 @@ class Instance:
         self._server: Server | None = None
         self._side: SideChannel | None = None
         self._events: Publisher | None = None
+        self._bootstrap: Server | None = None
 
     @property
     def url(self) -> str:
@@ -112,7 +122,7 @@ class Instance:
             engine.pool.log = CacheLog(settings.block_size)
             driver.publisher = publisher
         core = Core(engine, driver, self._faults, self.die, self._control, created=time.time())
-        server = Server(Api(core).handle, _LIMITS)
+        server = Server(_door(core).handle, _LIMITS)
         try:
             await server.start(where.host, where.port)
         except BaseException:
@@ -129,14 +139,22 @@ class Instance:
                 await server.stop()
                 raise
         self.addresses = replace(where, port=server.port, side_channel_port=side_port)
+        if settings.role in {Role.PRODUCER, Role.BOTH} and settings.dialect in {"mooncake", "sglang"}:
+            try:
+                await self._start_bootstrap(settings.engine_id)
+            except BaseException:
+                await self.stop()
+                raise
         engine.side = LocalSide(settings.engine_id, where.side_channel_host, side_port)
         self._core = core
         driver.start()
 
     async def stop(self) -> None:
         """Close everything at once."""
-        server, side, core = self._server, self._side, self._core
-        self._server = self._side = self._core = None
+        server, side, core, bootstrap = self._server, self._side, self._core, self._bootstrap
+        self._server = self._side = self._core = self._bootstrap = None
+        if bootstrap is not None:
+            await bootstrap.stop()
         if side is not None:
             side.stop()
         if server is not None:
@@ -144,6 +162,14 @@ class Instance:
         if core is not None:
             await core.driver.stop()
         self._close_publisher()
+
+    async def _start_bootstrap(self, engine_id: str) -> None:
+        where = self.addresses
+        known = Bootstrap(engine_id, f"{where.side_channel_host}:{where.side_channel_port}")
+        server = Server(known.handle, _LIMITS)
+        await server.start(where.host, where.bootstrap_port)
+        self._bootstrap = server
+        self.addresses = replace(where, bootstrap_port=server.port)
 
     def _publisher(self, config: EventsConfig) -> Publisher | None:
         if not config.on:
@@ -237,7 +263,7 @@ class Instance:
             await self._open_door(core)
 
     async def _open_door(self, core: Core) -> None:
-        server = Server(Api(core).handle, _LIMITS)
+        server = Server(_door(core).handle, _LIMITS)
         await server.start(self.addresses.host, self.addresses.port)
         self._server = server
 

@@ -77,6 +77,9 @@ class Sequence:
         streaming: Whether each token is reported.
         remote: KV that another engine computed for this prompt.
         keep_for_decode: Pin the KV at the end for a decode engine.
+        offer_key: Hand the KV at the end to the leg that asks for this.
+        forward: Receiver of a decode engine, as host and port, to which the KV is sent before the answer.
+        tells_first_token: The handoff parameters in the answer hold the token that was sampled.
         salt_key: Separates prefix caches.
         cached_tokens: Prompt tokens that were found in the prefix cache here, or by the prefill engine.
         external_tokens: Prompt tokens whose KV was loaded from another engine.
@@ -97,6 +100,9 @@ class Sequence:
     streaming: bool = False
     remote: RemoteKv | None = None
     keep_for_decode: bool = False
+    offer_key: str | None = None
+    forward: tuple[str, int] | None = None
+    tells_first_token: bool = False
     salt_key: str = ""
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)

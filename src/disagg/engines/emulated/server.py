@@ -26,7 +26,9 @@ from disagg.engines.emulated.core import Core
 from disagg.engines.emulated.exchange import ENGINE_DEAD, REQUEST_FAILED, EngineFailedError, Exchange
 from disagg.engines.emulated.faults import Faults
 from disagg.engines.emulated.fields import UnreadableBodyError, read_object
-from disagg.engines.emulated.handoff import FatalHandoffError, RemoteKv, read_remote
+from disagg.engines.emulated.form import Identity
+from disagg.engines.emulated.handoff import FatalHandoffError, RemoteKv
+from disagg.engines.emulated.legs import remotes_of
 from disagg.engines.emulated.model import Tokenizer
 from disagg.engines.emulated.output import FaultyOutput
 from disagg.engines.emulated.requests import Generation
@@ -77,6 +79,7 @@ class Api:
         shape = repr(replace(settings, engine_id="", kv_events=EventsConfig())).encode()
         self._fingerprint = f"vllm-{VERSION}-{crc32(shape):08x}"
         self._keys = [f"Bearer {key}".encode() for key in settings.api_keys]
+        self._gets: tuple[str, ...] = _GET
         generates = settings.runner == "generate"
         self._apis: Mapping[str, GeneratingApi] = APIS if generates else {}
         self._posts = {*_PLAIN, *_RENDERS, _ABORT, "/ping"} if generates else {"/tokenize", "/detokenize", "/ping"}
@@ -95,7 +98,7 @@ class Api:
             await self._route(request, responder)
         finally:
             if path not in _UNCOUNTED:
-                name = path if path in self._apis or path in self._posts or path in _GET else "none"
+                name = path if path in self._apis or path in self._posts or path in self._gets else "none"
                 self._served[name, request.method, responder.status // 100] += 1
 
     async def _route(self, request: Request, responder: Responder) -> None:
@@ -108,13 +111,13 @@ class Api:
             await self._generate(api, request, responder)
         elif path in self._posts and request.method == "POST":
             self._post(request, responder)
-        elif path in _GET and request.method == "GET":
+        elif path in self._gets and request.method == "GET":
             self._read(path, responder)
-        elif api is not None or path in self._posts or path in _GET:
-            allowed = b"GET" if path in _GET else b"POST"
+        elif api is not None or path in self._posts or path in self._gets:
+            allowed = b"GET" if path in self._gets else b"POST"
             body = msgspec.json.encode({"detail": "Method Not Allowed"})
             responder.send(405, body, (JSON_TYPE, (b"allow", allowed)))
-        elif path.startswith("/v1/responses/") and self._apis:
+        elif path.startswith("/v1/responses/") and "/v1/responses" in self._apis:
             name = path.split("/")[3]
             error = UnknownResponseError(f"Response with id '{name}' not found.", param="response_id")
             responder.send_answer(json_answer(404, error_object(error)))
@@ -146,7 +149,9 @@ class Api:
             if core.dead:
                 raise EngineFailedError(ENGINE_DEAD)
             body = read_object(request.body, request.header(b"content-type"))
-            generation, remote = self._check(api, body)
+            header = request.header(b"x-request-id")
+            given = header.decode("latin-1") if header is not None else None
+            generation, remote = self._check(api, body, given)
         except UnreadableBodyError as error:
             responder.send_answer(json_answer(400, {"detail": error.message}))
             return
@@ -161,7 +166,7 @@ class Api:
         api: GeneratingApi,
         request: Request,
         body: Mapping[str, Any],
-        work: tuple[Generation, RemoteKv | None],
+        work: tuple[Generation, list[RemoteKv]],
         to: tuple[Responder, Faults],
     ) -> None:
         """Run a request that was accepted, and answer it."""
@@ -193,29 +198,38 @@ class Api:
         given = request.header(b"x-request-id")
         return () if given is None else ((b"x-request-id", given),)
 
-    def _check(self, api: GeneratingApi, body: dict[str, Any]) -> tuple[Generation, RemoteKv | None]:
+    def _check(
+        self, api: GeneratingApi, body: dict[str, Any], given: str | None
+    ) -> tuple[Generation, list[RemoteKv]]:
         """Check a request. One that is refused and names remote KV lets it go, as vLLM does since 0.32."""
         core = self._core
-        params = body.get("kv_transfer_params") if core.driver.puller is not None else None
+        params = self._params(body) if core.driver.puller is not None else None
         try:
             generation = api.read(body, self._settings, core.engine.tokenizer)
         except ClientError:
-            if isinstance(params, dict) and params.get("remote_block_ids") and api.prefix != Generate.prefix:
-                self._let_go(params)
+            if isinstance(params, dict) and api.prefix != Generate.prefix:
+                self._let_go(params, api.identify(given, body, "", "", details=False))
             raise
         try:
-            return generation, read_remote(params) if isinstance(params, dict) else None
+            return generation, remotes_of(params, self._settings) if isinstance(params, dict) else []
         except FatalHandoffError as error:
             core.die()
             raise EngineFailedError(ENGINE_DEAD) from error
 
-    def _let_go(self, params: dict[str, object]) -> None:
+    def _params(self, body: Mapping[str, Any]) -> object:
+        """The fields of a request that tie its legs together."""
+        if self._settings.dialect == "sglang":
+            return body if body.get("bootstrap_room") is not None else None
+        return body.get("kv_transfer_params")
+
+    def _let_go(self, params: dict[str, object], identity: Identity) -> None:
         try:
-            remote = read_remote(params)
+            remotes = remotes_of(params, self._settings)
         except FatalHandoffError:
             return
-        if remote is not None:
-            self._core.driver.release(remote)
+        name = f"{identity.internal}-0" if identity.numbered else identity.internal
+        for remote in remotes:
+            self._core.driver.release(replace(remote, key=name) if remote.key == "?" else remote)
 
     # What generates nothing.
 

@@ -14,6 +14,10 @@ MAX_BLOCKS = 4_000_000
 """Blocks of one engine's KV pool: each costs some hundred bytes."""
 
 
+DialectName = Literal["nixl-pull", "nixl-push", "mooncake", "lmcache", "sglang"]
+_MEETING_S: dict[DialectName, float] = {"nixl-push": 480.0, "mooncake": 480.0, "sglang": 300.0}
+
+
 class Role(StrEnum):
     """Which side of a handoff an instance is on, as in vLLM's ``kv_role``; ``none`` means no KV connector."""
 
@@ -84,6 +88,10 @@ class EngineSettings:
         recompute: On a failed load compute the prompt here, instead of failing the request.
         handshake_timeout_s: Wait for a peer's side channel.
         transfer_s: Extra time of every KV load, to emulate a slow link.
+        dialect: How KV is handed over.
+        meeting_s: How long a leg waits for the other one, where both leave together; 0 is the real engine's time.
+        default_bootstrap_port: Where a bootstrap server is if a request does not say.
+        received_blocks: Buffer for KV that is sent ahead (LMCache), in blocks.
         lora_modules: Adapters by name and path; each has weights of its own.
         api_keys: Keys of which a request to the API has to bring one; none means that it is open.
         auto_tool_choice: Tools may be called without being asked for.
@@ -113,6 +121,10 @@ class EngineSettings:
     recompute: bool = False
     handshake_timeout_s: float = 5.0
     transfer_s: float = 0.0
+    dialect: DialectName = "nixl-pull"
+    meeting_s: float = 0.0
+    default_bootstrap_port: int = 8998
+    received_blocks: int = 4096
     lora_modules: tuple[tuple[str, str], ...] = ()
     api_keys: tuple[str, ...] = ()
     auto_tool_choice: bool = False
@@ -124,6 +136,11 @@ class EngineSettings:
     request_id_headers: bool = False
     load_tracking: bool = False
     kv_events: EventsConfig = NO_EVENTS
+
+    @property
+    def wait_s(self) -> float:
+        """How long one leg waits for the other."""
+        return self.meeting_s or _MEETING_S.get(self.dialect, 0.0)
 
     def checked(self) -> EngineSettings:
         """This, if an engine could start with it.
@@ -153,6 +170,7 @@ class EngineSettings:
         problems += _not_finite("--kv-lease", self.lease_s, above_zero=True)
         problems += _not_finite("--handshake-timeout", self.handshake_timeout_s, above_zero=True)
         problems += _not_finite("--transfer-time", self.transfer_s)
+        problems += _not_finite("--meeting-timeout", self.meeting_s)
         if problems:
             raise ConfigError(problems)
         return self

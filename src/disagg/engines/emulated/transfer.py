@@ -1,156 +1,15 @@
-"""KV between engine processes: the side channel that a prefill engine serves, and the connections of a decode engine.
-
-One frame is four bytes of length and a msgpack array. A decode engine connects once per peer incarnation, asks who
-is there, and then reads blocks by id. As with one-sided reads of a real transport, a read is not checked against
-requests or leases: whatever is in the blocks is what the reader gets.
-"""
+"""The connections of a decode engine to prefill engines: reading KV, or waiting for it to be sent."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
-import msgspec
-
-from disagg.engines.emulated.engine import Engine
-from disagg.engines.emulated.handoff import RemoteKv
-from disagg.errors import PreparationError
-
-PROTOCOL = 1
-_MAX_FRAME = 256 * 1024**2
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
-
-
-class TransferError(Exception):
-    """The KV could not be read; the message is for the log."""
-
-
-class Frames(asyncio.Protocol, ABC):
-    """Splits a connection into frames."""
-
-    transport: asyncio.Transport
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open."""
-        self.transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes of frames; what is no frame closes the connection."""
-        self._buffer += data
-        while len(self._buffer) >= 4:
-            length = int.from_bytes(self._buffer[:4], "big")
-            if length > _MAX_FRAME:
-                self.transport.abort()
-                return
-            if len(self._buffer) < 4 + length:
-                return
-            frame = bytes(self._buffer[4 : 4 + length])
-            del self._buffer[: 4 + length]
-            try:
-                message = _decode(frame)
-            except msgspec.DecodeError:
-                self.transport.abort()
-                return
-            if not isinstance(message, list) or not message:
-                self.transport.abort()
-                return
-            self.frame(message)
-
-    def send(self, *message: object) -> None:
-        """Send one frame."""
-        data = _encode(message)
-        self.transport.write(len(data).to_bytes(4, "big") + data)
-
-    @abstractmethod
-    def frame(self, message: list[Any]) -> None:
-        """One message has arrived."""
-
-
-class SideChannel:
-    """What other engines may ask of this one.
-
-    Args:
-        engine: Whose blocks are read.
-        now: The engine's clock.
-        gate: Called with a function to run at once, or later while the engine is frozen or its link is slow.
-    """
-
-    def __init__(self, engine: Engine, now: Callable[[], float], gate: Callable[[Callable[[], None]], None]) -> None:
-        self.engine = engine
-        self.now = now
-        self.gate = gate
-        self.peers: set[_Peer] = set()
-        self._listener: asyncio.Server | None = None
-
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port.
-
-        Raises:
-            PreparationError: If the address cannot be bound.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(lambda: _Peer(self), host, port)
-        except (OSError, OverflowError) as error:
-            raise PreparationError(
-                f"Cannot listen on {host} side-channel port {port}: {error}.",
-                hint="Choose another --side-channel-port, or stop what uses it.",
-            ) from error
-        return int(self._listener.sockets[0].getsockname()[1])
-
-    def stop(self) -> None:
-        """Stop listening and drop all peers."""
-        if self._listener is not None:
-            self._listener.close()
-        for peer in tuple(self.peers):
-            peer.transport.abort()
-
-
-class _Peer(Frames):
-    """One decode engine that is connected."""
-
-    def __init__(self, channel: SideChannel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._channel.peers.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._channel.peers.discard(self)
-
-    def frame(self, message: list[Any]) -> None:
-        self._channel.gate(lambda: self._answer(message))
-
-    def _answer(self, message: list[Any]) -> None:
-        if self.transport.is_closing():
-            return
-        engine = self._channel.engine
-        match message:
-            case ["meta"]:
-                settings = engine.settings
-                self.send(PROTOCOL, settings.engine_id, settings.model, settings.block_size)
-            case ["read", list() as blocks]:
-                try:
-                    self.send(engine.pool.read_raw(blocks))
-                except (IndexError, TypeError) as error:
-                    self.send(None, str(error))
-            case ["done", str(request_id)]:
-                engine.collect(request_id)
-            case ["beat", list() as request_ids]:
-                now = self._channel.now()
-                for request_id in request_ids:
-                    engine.leases.renew(request_id, now)
-            case _:
-                self.transport.abort()
+from disagg.engines.emulated.bootstrap import Directory
+from disagg.engines.emulated.handoff import Fetched, RemoteKv
+from disagg.engines.emulated.side_channel import PROTOCOL, Frames, TransferError
 
 
 class _Link(Frames):
@@ -159,6 +18,7 @@ class _Link(Frames):
     def __init__(self) -> None:
         super().__init__()
         self._answers: deque[asyncio.Future[list[Any]]] = deque()
+        self._awaited: dict[str, asyncio.Future[list[Any]]] = {}
         self.block_size = 0
 
     @property
@@ -173,7 +33,28 @@ class _Link(Frames):
         self.send(*message)
         return await answer
 
+    async def wait_for(self, key: str) -> list[Any]:
+        """Ask for KV that may not be there yet; it comes in its own time, not in the order of the questions."""
+        if not self.open:
+            raise TransferError("the connection to the prefill engine is closed")
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._awaited[key] = answer
+        self.send("await", key)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self.open:
+                self.send("forget", key)
+            raise
+        finally:
+            self._awaited.pop(key, None)
+
     def frame(self, message: list[Any]) -> None:
+        if message[0] == "kv" and len(message) == 6:
+            awaited = self._awaited.get(message[1])
+            if awaited is not None and not awaited.done():
+                awaited.set_result(message)
+            return
         if not self._answers:
             self.transport.abort()
             return
@@ -182,8 +63,9 @@ class _Link(Frames):
             answer.set_result(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        while self._answers:
-            answer = self._answers.popleft()
+        waiting = [*self._answers, *self._awaited.values()]
+        self._answers.clear()
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(TransferError("the prefill engine closed the connection"))
 
@@ -205,6 +87,8 @@ class Puller:
         self._timeout_s = timeout_s
         self._settle_failures = settle_failures
         self._links: dict[str, asyncio.Task[_Link]] = {}
+        self._receivers: dict[str, _Link] = {}
+        self._directory = Directory(timeout_s)
 
     async def read(self, remote: RemoteKv, count: int, *, notify: bool = True) -> tuple[bytes, int]:
         """Read the last `count` blocks of a prompt and, unless told not to, let their owner free them.
@@ -232,15 +116,64 @@ class Puller:
         if task is not None and task.done() and task.result().open:
             task.result().send("done", remote.request_id)
 
+    async def receive(self, remote: RemoteKv, count: int, timeout_s: float) -> Fetched:
+        """Wait until the owner of KV sends it: the last `count` blocks of a prompt.
+
+        Raises:
+            TransferError: If the owner cannot be reached, is another engine, dies, or sends nothing in time.
+        """
+        link = await self._link(await self.located(remote))
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, _, data, size, cached, first = await link.wait_for(remote.key)
+        except TimeoutError as error:
+            raise TransferError(f"no KV for {remote.key} within {timeout_s:g} s") from error
+        if size != self._block_size:
+            raise TransferError(f"Local block size {self._block_size} is not the remote block size {size}")
+        return Fetched(data[-count * size * 8 :] if count else b"", size, cached, first)
+
+    async def located(self, remote: RemoteKv) -> RemoteKv:
+        """Where KV is, asked of the bootstrap server if there is one.
+
+        Raises:
+            TransferError: If that does not know.
+        """
+        if not remote.bootstrap:
+            return remote
+        if not remote.engine_id:
+            engine_id, host, port = await self._directory.route(remote.bootstrap)
+            return replace(remote, engine_id=engine_id, host=host, port=port)
+        host, port = await self._directory.worker(remote.bootstrap, remote.engine_id)
+        return replace(remote, host=host, port=port)
+
+    async def send_ahead(self, host: str, port: int, content: tuple[int, list[int], bytes]) -> None:
+        """Send blocks, by tokens per block, prefix keys and content, into a decode engine's buffer.
+
+        Raises:
+            TransferError: If it cannot be reached.
+        """
+        size, keys, data = content
+        name = f"{host}:{port}"
+        known = self._receivers.get(name)
+        try:
+            if known is None or not known.open:
+                loop = asyncio.get_running_loop()
+                async with asyncio.timeout(self._timeout_s):
+                    _, known = await loop.create_connection(_Link, host, port)
+                self._receivers[name] = known
+            await known.ask("store", size, keys, data)
+        except (OSError, TimeoutError, OverflowError) as error:
+            raise TransferError(f"the receiver {name} cannot be reached: {error}") from error
+
     async def release(self, remote: RemoteKv) -> None:
         """Tell the owner that nobody will read.
 
         Raises:
             TransferError: If it cannot be reached; its lease will end by itself.
         """
-        link = await self._link(remote)
+        link = await self._link(await self.located(remote))
         if link.open:
-            link.send("done", remote.request_id)
+            link.send(*(("forget", remote.key) if remote.key else ("done", remote.request_id)))
 
     def beat(self, waiting: dict[str, list[str]]) -> None:
         """Renew the leases of requests that wait here, by engine id; peers that are not connected are left out."""
@@ -263,6 +196,10 @@ class Puller:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._directory.close()
+        for receiver in self._receivers.values():
+            receiver.transport.abort()
+        self._receivers.clear()
         tasks = list(self._links.values())
         self._links.clear()
         for task in tasks:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from disagg.engines.base import Api
 from disagg.http.messages import Request
 from disagg.router import access_log
-from disagg.router.access_log import AccessLog, make_line
+from disagg.router.access_log import AccessLog, Line, make_line
 from disagg.router.record import Record
 from tests.support import mock_engine as mock
 from tests.support.rig import MODEL, rig
@@ -132,3 +134,13 @@ async def test_lines_reach_a_pipe_whole() -> None:
     assert all(p.endswith(b"\n") and len(p) <= 4096 for p in pieces)
     ids = [json.loads(line)["request_id"] for p in pieces for line in p.splitlines()]
     assert ids == [f"request-{n}" for n in range(30)]
+
+
+def test_the_guide_shows_a_line_as_it_is_written() -> None:
+    """Its example has the fields of a line, in their order; the further ones that it names exist."""
+    guide = (Path(__file__).parents[3] / "docs/guides/monitoring.md").read_text()
+    example = json.loads(guide.split("```json\n")[1].split("```")[0])
+    fields = list(Line.__struct_fields__)
+    assert list(example) == [f for f in fields if f in example]
+    further = guide.split("Further ones:")[1].split("Nothing of prompts")[0]
+    assert set(re.findall(r"`(\w+)`", further)) == set(fields) - set(example)

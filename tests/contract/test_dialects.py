@@ -304,8 +304,6 @@ class TestHandles:
         (Api.CHAT, {"n": 2}, "n-greater-1"),
         (Api.COMPLETIONS, {"n": "3"}, "n-greater-1"),
         (Api.COMPLETIONS, {"best_of": 2}, "best-of-greater-1"),
-        (Api.COMPLETIONS, {"prompt_logprobs": 0}, "prompt-logprobs"),
-        (Api.COMPLETIONS, {"echo": True}, "echo"),
         (Api.CHAT, {"echo": "true"}, "echo"),
         (Api.CHAT, {"use_beam_search": True}, "beam-search"),
         (Api.COMPLETIONS, {"prompt_embeds": "AAAA"}, "prompt-embeds"),
@@ -325,6 +323,19 @@ def test_only_what_cannot_be_handed_over_stays_local(
 ) -> None:
     """Too strict wastes the pools; too lax gives wrong answers."""
     assert dialect.local_reason(api, msgspec.json.decode(json.dumps(fields).encode(), type=Body)) == reason
+
+
+@pytest.mark.parametrize("dialect", CAPPING)
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True}, {"echo": True, "logprobs": 2}])
+def test_what_prefill_has_to_tell_needs_its_answer_first(dialect: Dialect, fields: dict[str, Any]) -> None:
+    """Where the legs leave together it is not there when decode's begins, and decode has no logits of the prompt."""
+    body = msgspec.json.decode(json.dumps(fields).encode(), type=Body)
+    merges = dialect.name in {"nixl-pull", "lmcache"}
+    assert (dialect.local_reason(Api.COMPLETIONS, body) is None) is merges
+    if merges:
+        leg = fields_of(dialect.decode_body(Api.COMPLETIONS, body, TRANSFER, handle(dialect)))
+        assert not {"echo", "prompt_logprobs"} & set(leg)
+        assert fields_of(dialect.decode_body(Api.COMPLETIONS, body, None, None)) == fields
 
 
 def fields_of(leg: bytes) -> dict[str, Any]:

@@ -44,7 +44,8 @@ async def test_the_missing_model_is_named_as_an_engine_names_it() -> None:
     async with rig() as r:
         error = (await r.ask({"model": "gpt-9"})).json()["error"]
         assert error == {
-            "message": "The model `gpt-9` does not exist.", "type": "NotFoundError", "param": "model", "code": 404
+            "message": "The model `gpt-9` does not exist. Valid aliases: alias, m.",
+            "type": "NotFoundError", "param": "model", "code": 404,
         }  # fmt: skip
 
 

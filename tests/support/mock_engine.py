@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 from disagg.engines.base import Api, Body, Call, Dialect, Handle, Order, Transfer
+from disagg.engines.bodies import holds_several
 from disagg.errors import HandoffError
 from disagg.http.messages import JSON_TYPE, SSE_TYPE, Request
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 
+NULL = msgspec.Raw(b"null")
 RELEASE, ABORT = "/release", "/abort"
 
 Behaviour = Callable[["MockEngine", Request, Responder], Awaitable[None]]
@@ -211,7 +213,9 @@ class FakeDialect(Dialect):
     internal_keys = frozenset({"kv_transfer_params", "bootstrap_room", "request_id"})
 
     def local_reason(self, api: Api, body: Body) -> str | None:
-        return "n-greater-1" if bytes(body.get("n", b"1")) != b"1" else None
+        if bytes(body.get("n", b"1")) != b"1":
+            return "n-greater-1"
+        return "prompt-list" if api is Api.COMPLETIONS and holds_several(body.get("prompt", NULL)) else None
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         leg = {k: v for k, v in body.items() if k != "stream"}

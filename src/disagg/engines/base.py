@@ -285,6 +285,8 @@ class Dialect(Protocol):
     """Decode has to be chosen before the prefill leg is written. Always so if the legs leave together."""
     can_decode_alone: bool = True
     """A decode engine can compute a prompt itself. If not, what cannot be handed over is refused."""
+    counts_handed_over: bool = False
+    """Decode reports tokens that it was handed as found in its cache, which they were not."""
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why this request cannot be handed off (a short slug such as ``n-greater-1``), or None if it can."""

@@ -227,9 +227,11 @@ def unmergeable(api: Api, body: Body) -> str | None:
     return "echo-alone" if limit == 0 and limit is not False else None
 
 
-def wants_prompt(body: Body) -> bool:
+def wants_prompt(api: Api, body: Body) -> bool:
     """Whether a part of the answer is prefill's to give: the prompt itself, or its log probabilities."""
-    return ("echo" in body and is_true(body, "echo")) or not is_null(body, "prompt_logprobs")
+    if "echo" in body and is_true(body, "echo"):
+        return True
+    return not is_null(sampling(api, body), "prompt_logprobs")
 
 
 def prompt_ids(api: Api, body: Body) -> int | None:

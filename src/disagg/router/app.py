@@ -28,14 +28,16 @@ from disagg.router.apis import Endpoint, Way, find
 from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
+from disagg.router.fanout import Fanout, is_fanned_out
 from disagg.router.fleet import Fleet, Member
 from disagg.router.framing import error_reply
 from disagg.router.gauges import connection_gauges
-from disagg.router.intake import Credentials, model_of, priority_of, public_id, read_intake
+from disagg.router.intake import Credentials, Intake, model_of, priority_of, public_id, read_intake
 from disagg.router.introduction import Introductions
 from disagg.router.journey import Journey
 from disagg.router.keys import client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
+from disagg.router.merge import merge_for
 from disagg.router.metrics import CONTENT_TYPE
 from disagg.router.models import Models
 from disagg.router.observer import Observer
@@ -273,7 +275,15 @@ class Router:
             return passed.fields, partial(self._passing.run, passed)
         intake = read_intake(endpoint.api, request, names, internal, credentials)
         intake = self._affinity.with_session(request, intake)
-        return intake.body, lambda record, respond: Journey(self._route, intake, record, respond).run()
+        return intake.body, partial(self._split, intake)
+
+    async def _split(self, intake: Intake, record: Record, respond: Responder) -> None:
+        """Serve a request over the stages."""
+        merge = merge_for(intake.api, intake.body, counts_handed_over=self._dialect.counts_handed_over)
+        if is_fanned_out(self._route, intake):
+            await Fanout(self._route, intake, record, respond, merge).run()
+        else:
+            await Journey(self._route, intake, record, respond, merge=merge).run()
 
     # Pages.
 

@@ -142,7 +142,8 @@ def check_model(body: Body, names: Collection[str]) -> None:
         raise BadRequestError("The model has to be a name.", param="model") from error
     # Without a name an engine takes its own model, and so do we.
     if name and name not in names:
-        raise UnknownModelError(f"The model `{name}` does not exist.", param="model")
+        valid = ", ".join(sorted(names))
+        raise UnknownModelError(f"The model `{name}` does not exist. Valid aliases: {valid}.", param="model")
 
 
 def priority_of(request: Request, body: Body) -> int:

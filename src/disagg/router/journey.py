@@ -279,7 +279,12 @@ class Journey:
         if self._merge is not None:
             prefilled = self._prefilled_answer()
             if prefilled:
-                stream = Stream(stream.leg, stream.response, self._merge.stream(self._intake.api, prefilled))
+                try:
+                    change = self._merge.stream(self._intake.api, prefilled)
+                except UpstreamError:
+                    stream.leg.close()
+                    raise
+                stream = Stream(stream.leg, stream.response, change)
         return await self._delivery.stream(stream)
 
     def _prefilled_answer(self) -> bytes:

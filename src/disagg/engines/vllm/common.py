@@ -18,10 +18,7 @@ TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 # A handle can be read once, so what fans out over several sequences stays on one engine.
 _SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
-# Decode needs logits of the whole prompt for these, which it does not have after a transfer.
-_FLAGS = (("use_beam_search", "beam-search"), ("echo", "echo"))
 _VALUES = (
-    ("prompt_logprobs", "prompt-logprobs"),
     ("prompt_embeds", "prompt-embeds"),
     # Where vLLM cuts depends on whether the body caps its output, and the legs' caps differ.
     ("truncate_prompt_tokens", "truncated-prompt"),
@@ -83,18 +80,28 @@ class _Answer(msgspec.Struct):
 _answer = msgspec.json.Decoder(_Answer)
 
 
-def local_reason(api: Api, body: Body) -> str | None:
-    """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
+def local_reason(api: Api, body: Body, *, merges: bool) -> str | None:
+    """Why a request stays on one engine; see `disagg.engines.base.Dialect`.
+
+    Args:
+        api: What the client called.
+        body: What it sent.
+        merges: Prefill's answer is there before decode's begins, so that it can be made a part of it. Without it,
+            decode would need logits of the whole prompt for some requests, and it does not have them.
+    """
     settings = bodies.sampling(api, body)
     for key, reason in _SEVERAL:
         if key in settings and bodies.is_more_than_one(settings, key):
             return reason
-    for key, reason in _FLAGS:
-        if key in body and bodies.is_true(body, key):
-            return reason
+    if "use_beam_search" in body and bodies.is_true(body, "use_beam_search"):
+        return "beam-search"
     for key, reason in _VALUES:
-        if not bodies.is_null(settings, key):
+        if key in settings and not bodies.is_null(settings, key):
             return reason
+    if ("echo" in body or "prompt_logprobs" in settings) and bodies.wants_prompt(api, body):
+        why = bodies.unmergeable(api, body) or (None if merges else "wants-prompt")
+        if why is not None:
+            return why
     prompt = body.get("prompt") if api is Api.COMPLETIONS else None
     return "prompt-list" if prompt is not None and bodies.holds_several(prompt) else None
 

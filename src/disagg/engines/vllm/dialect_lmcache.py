@@ -19,11 +19,12 @@ class LMCacheDialect(Dialect):
 
     name = "lmcache"
     internal_keys = bodies.INTERNAL_KEYS
+    counts_handed_over = True
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
-        return local_reason(api, body)
+        return local_reason(api, body, merges=True)
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token, not streamed, with decode's receiver.

@@ -33,12 +33,13 @@ class MooncakeDialect(Dialect):
 
     name = "mooncake"
     internal_keys = bodies.INTERNAL_KEYS
+    counts_handed_over = True
     order = Order.CONCURRENT
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
-        return local_reason(api, body)
+        return local_reason(api, body, merges=False)
 
     def query(self, prefill: Peer) -> str | None:
         """The bootstrap server's list of ranks."""

@@ -63,7 +63,7 @@ class PullDialect(Dialect):
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
-        return local_reason(api, body)
+        return local_reason(api, body, merges=True)
 
     def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
         """The client's body, capped at one token, not streamed, with the blocks kept."""

@@ -39,12 +39,13 @@ class PushDialect(Dialect):
 
     name = "nixl-push"
     internal_keys = bodies.INTERNAL_KEYS
+    counts_handed_over = True
     order = Order.CONCURRENT
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""
-        return local_reason(api, body)
+        return local_reason(api, body, merges=False)
 
     def prefill_headers(self, transfer: Transfer) -> tuple[Header, ...]:
         """The data-parallel rank that decode is told of."""

@@ -1,0 +1,54 @@
+"""Everything that the APIs have, asked of one engine and of separate stages: the answers are the same.
+
+The engines are started with a tool parser and told to report cached tokens, so that nothing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.compare import same
+from tests.e2e.conftest import COMMON, MODEL
+from tests.e2e.semantics import Wish, comparable, wishes
+from tests.support.deployment import Deployment, deployment
+from tests.support.wire import Answer, request
+
+WISHES = wishes(MODEL)
+ENGINE = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"]
+
+
+def _ask(url: str, wish: Wish) -> Answer:
+    return request(url, wish.path, wish.body)
+
+
+@pytest.fixture(scope="module")
+def aggregated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """What one engine answers, asked without our router in between."""
+    log = tmp_path_factory.mktemp("semantics-aggregated") / "serve.log"
+    with deployment([*COMMON, *ENGINE, "--colocated-device-group", "0"], log, {"colocated": 1}) as running:
+        return {wish.name: _ask(running.engines["colocated"][0], wish) for wish in WISHES}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, aggregated: object) -> Iterator[Deployment]:
+    """One prefill and one decode engine behind one endpoint."""
+    log = tmp_path_factory.mktemp("semantics-pair") / "serve.log"
+    groups = ["--prefill-device-group", "0", "--decode-device-group", "1"]
+    with deployment([*COMMON, *ENGINE, *groups], log, {"prefill": 1, "decode": 1}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=[w.name for w in WISHES])
+def test_separate_stages_answer_as_one_engine_does(
+    wish: Wish, pair: Deployment, aggregated: dict[str, Answer]
+) -> None:
+    """Same status, same JSON, same events in the same order; and the request took the way that it should."""
+    theirs, ours = aggregated[wish.name], _ask(pair.url, wish)
+    assert ours.headers.get("content-type") == theirs.headers.get("content-type")
+    a, b = comparable(ours, wish.apart), comparable(theirs, wish.apart)
+    assert same(a, b), f"ours:   {json.dumps(a)[:3000]}\ntheirs: {json.dumps(b)[:3000]}"
+    if theirs.status == 200 or wish.way in {"passed"}:
+        assert ours.headers.get("x-disagg-path", "").startswith(wish.way)

@@ -158,6 +158,7 @@ class ReadinessProbe:
             that select it (``name{label="value"}``); None if the engine has none.
         running: Gauge of requests that are being run.
         waiting: Gauge of requests that wait inside the engine.
+        kv_events_path: Tells where the engine publishes KV events, by data-parallel rank; None if it does not.
         never_ready: Regular expression for a log line after which a starting engine will never answer, although its
             process goes on; None if no such line is known.
     """
@@ -168,6 +169,7 @@ class ReadinessProbe:
     running: str
     waiting: str
     never_ready: str | None = None
+    kv_events_path: str | None = None
 
 
 Body = dict[str, msgspec.Raw]

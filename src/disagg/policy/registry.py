@@ -19,6 +19,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
         "power-of-two": PowerOfTwo,
         "session-affinity": SessionAffinity,
         "prefix-affinity": lambda: CacheAffinity(Need.SENT_PREFIX),
+        "kv-affinity": lambda: CacheAffinity(Need.HELD_BLOCKS),
     }
 )
 

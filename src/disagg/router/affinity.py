@@ -62,10 +62,9 @@ class Affinity:
     """
 
     def __init__(self, policies: Mapping[Stage, Policy], spec: RouterSpec, fleet: Fleet, tokens: Tokens) -> None:
-        stages = [s for s in policies if fleet.needs(s)]
-        self.kv_index = KvIndex(1_000_000)
+        self._stages = stages = [s for s in policies if fleet.needs(s)]
+        self.kv_index = KvIndex(spec.kv_index_blocks)
         self._policies = policies
-        self._fleet = fleet
         self._tokens = tokens
         self._threshold = spec.local_prefill_tokens
         self._session_header = spec.session_header.lower().encode("latin-1")
@@ -81,9 +80,9 @@ class Affinity:
         self._random = random.Random()  # noqa: S311
         fleet.on_gone(self._member_gone)
 
-    def needs(self, need: Need) -> bool:
-        """Whether a policy of any stage looks at a fact."""
-        return need in self._needed
+    def needs(self, need: Need) -> tuple[Stage, ...]:
+        """The stages of this deployment whose policy looks at a fact."""
+        return tuple(s for s in self._stages if need in self._policies[s].needs)
 
     def with_session(self, request: Request, intake: Intake) -> Intake:
         """A request that knows its session, if a policy looks at sessions."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 
 import msgspec
@@ -21,7 +21,9 @@ from disagg.http.messages import JSON_TYPE, Header
 from disagg.http.origin import Outgoing
 from disagg.policy.kv_index import Prompt
 from disagg.router.fleet import Fleet
+from disagg.router.kv_batches import encode_extra
 from disagg.router.prompt_text import prompt_ids
+from disagg.router.series import Counter, Series
 
 BYTES_PER_TOKEN = 4.0
 """Of prompts as they are sent, until engines have counted some."""
@@ -54,7 +56,6 @@ class Tokens:
 
     Attributes:
         per_byte: Tokens per byte of a prompt, as engines have counted lately.
-        failures: Questions that no engine answered. The request is then served without.
     """
 
     def __init__(self, fleet: Fleet, client: Client, base_names: Collection[str], now: Callable[[], float]) -> None:
@@ -66,7 +67,9 @@ class Tokens:
         self._kept = 0
         self._silent_until = 0.0
         self.per_byte = 1.0 / BYTES_PER_TOKEN
-        self.failures = 0
+        self._failures = Counter(
+            "disagg_tokenize_failures", "Prompts whose token ids no engine told: the policy goes by load alone."
+        )
 
     def learn(self, text_bytes: int, tokens: int) -> None:
         """An engine counted `tokens` in a prompt of `text_bytes` bytes. Short prompts say little, and are ignored."""
@@ -88,6 +91,10 @@ class Tokens:
         """
         ids = prompt_ids(body) or await self._tokenized(body, headers)
         return None if ids is None else Prompt(ids, *self._extra(body))
+
+    def series(self) -> tuple[Series, ...]:
+        """What there is to see of it."""
+        return (self._failures,)
 
     def _extra(self, body: Body) -> tuple[bytes, bytes]:
         """What an engine hashes into the first block, and into all others, besides tokens."""
@@ -130,15 +137,10 @@ class Tokens:
         except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError, OverflowError):
             # Counted below, and on /metrics. The request itself may still be served.
             pass
-        self.failures += 1
+        self._failures.values[()] += 1
         # A busy engine must not cost every request a second.
         self._silent_until = self._now() + _PAUSE_S
         return None
-
-
-def encode_extra(keys: Sequence[object]) -> bytes:
-    """What decides about a block's KV besides tokens, as the index compares it."""
-    return msgspec.msgpack.encode(keys) if keys else b""
 
 
 def _string(body: Body, key: str) -> str:

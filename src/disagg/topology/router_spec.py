@@ -15,6 +15,7 @@ PolicyName = Literal[
     "power-of-two",
     "session-affinity",
     "prefix-affinity",
+    "kv-affinity",
 ]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -33,6 +34,8 @@ class Router(Spec):
     """Request header that names a session for session affinity; a body's `user` is taken where it is absent."""
     prefix_index_entries: Count = 100_000
     """Most prompt blocks that prefix affinity remembers, over all instances and for each stage."""
+    kv_index_blocks: Count = 1_000_000
+    """Most KV blocks that kv-affinity keeps track of, over all instances; further ones are taken as not held."""
     load_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """How often the engines' own queue lengths are read for load-aware policies; 0 never reads them."""
     local_prefill_tokens: Number = 0

@@ -118,8 +118,6 @@ class Link(Spec):
     """The protocol in which prefill and decode are told of each other's KV; auto takes the engine's own."""
     bootstrap_port: Port = 8998
     """First port of the range for bootstrap servers of prefill instances (Mooncake, SGLang)."""
-    kv_events_port: Port = 5557
-    """First port of the range in which engines publish KV events, where a policy listens to them."""
     bandwidth_gbps: Rate | None = None
     """Bandwidth in Gbit/s for projection and simulation; not needed to serve."""
     latency_s: Annotated[float, Field(ge=0, le=60)] | None = None

@@ -144,3 +144,13 @@ def test_a_secret_in_a_topology_is_refused(fields: dict[str, Any], where: str) -
     """As for real engines: --print-config would show it."""
     errors, _ = EmulatedAdapter().check(topology(**fields), [])
     assert {p.where for p in errors} == {where}
+
+
+def test_a_policy_that_listens_makes_its_stage_publish() -> None:
+    """Into the private directory of the start, as the real engine."""
+    top = topology(router={"prefill_policy": "kv-affinity"})
+    events = started(top).kv_events
+    assert events.on
+    assert events.endpoint.startswith("ipc:///run/x/")
+    assert events.replay_endpoint != events.endpoint
+    assert not started(top, Stage.DECODE).kv_events.on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -22,6 +23,8 @@ from disagg.engines.emulated.arguments import add_engine_arguments
 from disagg.engines.emulated.settings import Role
 from disagg.engines.findings import Findings, error, split, warning
 from disagg.engines.flags import base_name, flag_problem
+from disagg.engines.kv_events import FLAG as EVENTS_FLAG
+from disagg.engines.kv_events import events_config
 from disagg.engines.settings import flag_path, is_secret, stage_settings
 from disagg.engines.sglang.dialect import BootstrapDialect
 from disagg.engines.vllm import dialects
@@ -105,6 +108,8 @@ class EmulatedAdapter:
             flags["kv-lease"] = topology.link.lease_s
             flags["kv-load-failure-policy"] = topology.link.on_failure
         flags |= {flag: getattr(settings, field) for field, flag in _TYPED.items()}
+        events = events_config(topology, instance.stage, context.run_dir)
+        flags[EVENTS_FLAG] = None if events is None else json.dumps(events)
         flags |= {flag: value for flag, value in settings.engine_args.items() if flag in _flags()}
         words = [word for flag, value in flags.items() for word in _words(flag, value)]
         devices = f"emulated devices {format_id_group(instance.devices)}" if instance.devices else "no devices"

@@ -41,6 +41,9 @@ def _findings(topology: Topology, instances: Sequence[Instance]) -> Findings:
 
 def _features(topology: Topology) -> Findings:
     link = topology.link
+    for field in ("prefill_policy", "decode_policy"):
+        if getattr(topology.router, field) == "kv-affinity":
+            yield error(f"router.{field}", "Cloud AI publishes no KV events; prefix-affinity needs none")
     if topology.kv_store is not None:
         yield error("kv_store", "a shared KV store is not served by this release; leave it out")
     if topology.encode is not None:

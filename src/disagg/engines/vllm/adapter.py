@@ -65,6 +65,7 @@ class VllmAdapter:
             external_hits='vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}',
             running="vllm:num_requests_running",
             waiting="vllm:num_requests_waiting",
+            kv_events_path="/kv_event_sources",
             # Without its listener the engine waits for ever for the listener's word that it is ready.
             never_ready=r"Exception in thread nixl_handshake_listener",
         )

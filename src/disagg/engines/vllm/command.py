@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from disagg.engines.base import FlagSpec, StartContext, python_module
+from disagg.engines.kv_events import FLAG as EVENTS_FLAG
+from disagg.engines.kv_events import events_config
 from disagg.engines.settings import StageSettings, flag_path, stage_settings
 from disagg.engines.speculation import translate
 from disagg.engines.vllm.environment import COMPILATION_FLAGS, KV_CACHE_GIB, without_worker
@@ -81,6 +83,10 @@ def argv(
         "port": instance.port,
         **stage_flags(topology, instance.stage),
     }
+    events = events_config(topology, instance.stage, context.run_dir)
+    if events is not None:
+        # A user's own configuration is as good: the engine tells where it publishes.
+        flags.setdefault(EVENTS_FLAG, events)
     transfer = transfer_config(topology, instance.stage, context.incarnation)
     if transfer is not None:
         flags["kv-transfer-config"] = transfer

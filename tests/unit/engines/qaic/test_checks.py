@@ -37,6 +37,7 @@ def test_a_plain_pair_has_nothing_to_complain_about() -> None:
     ("fields", "where", "words"),
     [
         ({"kv_store": {"url": "redis://h:1"}}, "kv_store", "not served"),
+        ({"router": {"decode_policy": "kv-affinity"}}, "router.decode_policy", "no KV events"),
         ({"link": {"transport": "nixl"}}, "link.transport", "shared memory"),
         ({"link": {"handoff_store_mb": 1, "handoff_store_entries": 1}}, "link.handoff_store_entries", "one size"),
         ({"kv_cache_dtype": "bf16"}, "kv_cache_dtype", "no KV format"),

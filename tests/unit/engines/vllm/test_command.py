@@ -123,6 +123,25 @@ def test_without_a_partner_there_is_no_handoff(pools: dict[str, Any]) -> None:
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in process.env
 
 
+def test_only_the_stage_whose_policy_listens_publishes_kv_events() -> None:
+    """Into the private directory of this start: prompts are not for the network, nor for other users."""
+    topology = pair(router={"decode_policy": "kv-affinity"})
+    assert "--kv-events-config" not in argv(topology)
+    config = json.loads(value_of(argv(topology, "decode-0"), "--kv-events-config"))
+    assert config["enable_kv_cache_events"] is True
+    for key in ("endpoint", "replay_endpoint"):
+        # The engine binds such a name, and counts its data-parallel ranks up only where it has this word.
+        assert config[key].startswith("ipc:///run/disagg/prefill-0/inproc")
+    assert config["endpoint"] != config["replay_endpoint"]
+
+
+def test_a_users_own_events_configuration_wins() -> None:
+    """The router asks the engine where it publishes."""
+    own = {"enable_kv_cache_events": True, "endpoint": "tcp://*:7777"}
+    topology = pair(router={"prefill_policy": "kv-affinity"}, prefill={"engine_args": {"kv-events-config": own}})
+    assert json.loads(value_of(argv(topology), "--kv-events-config")) == own
+
+
 def test_the_users_flags_win_and_stand_once() -> None:
     """A flag of one stage replaces a default of ours and a flag of all stages."""
     topology = pair(

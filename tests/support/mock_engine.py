@@ -242,6 +242,15 @@ class FakeDialect(Dialect):
         return Call(RELEASE, msgspec.json.encode({"release": handle.params}))
 
 
+class IdsDialect(FakeDialect):
+    """The same, of an engine that takes and tells token ids."""
+
+    takes_prompt_ids = True
+
+    def local_reason(self, api: Api, body: Body) -> str | None:
+        return None
+
+
 class PairedDialect(Dialect):
     """Both legs at once, tied by a key; what prefill answers is only looked at, and released through decode."""
 

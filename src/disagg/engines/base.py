@@ -290,6 +290,9 @@ class Dialect(Protocol):
     counts_handed_over: bool = False
     """Decode reports tokens that it was handed as found in its cache, which they were not."""
 
+    takes_prompt_ids: bool = False
+    """A chat leg may carry its prompt as `kv_transfer_params.prompt_token_ids`, and answers tell token ids."""
+
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why this request cannot be handed off (a short slug such as ``n-greater-1``), or None if it can."""
         ...

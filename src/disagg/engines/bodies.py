@@ -287,6 +287,15 @@ def _without_keys(raw: msgspec.Raw, keys: frozenset[str]) -> msgspec.Raw | None:
     return msgspec.Raw(encode({key: value for key, value in fields.items() if key not in keys}))
 
 
+def number_at(body: Body, key: str) -> float:
+    """A number, or 0 where there is none."""
+    value = _scalar_at(body, key)
+    try:
+        return float(value or 0)
+    except ValueError:
+        return 0.0
+
+
 def _scalar_at(body: Body, key: str) -> JsonScalar:
     raw = body.get(key)
     if raw is None:

@@ -49,11 +49,17 @@ class Delivery:
         metrics: Gets the times of a stream's events.
         now: Monotonic seconds.
         framing: How streams of this API end.
+
+    Attributes:
+        recoverable: A stream that fails when it has begun is not ended here: it may go on elsewhere.
+        why_not: Why streams are not recoverable, as a slug; empty if that is not wanted.
     """
 
     def __init__(
         self, respond: Sink, record: Record, metrics: Metrics, now: Callable[[], float], framing: Framing
     ) -> None:
+        self.recoverable = False
+        self.why_not = ""
         self._respond = respond
         self._record = record
         self._metrics = metrics
@@ -61,6 +67,11 @@ class Delivery:
         self._framing = framing
         self._observe_gap: Callable[[float], None]
         self._written_at = 0.0
+
+    @property
+    def started(self) -> bool:
+        """The client has been sent something."""
+        return self._respond.started
 
     def send(self, answer: Answer) -> None:
         """Send a whole answer."""
@@ -76,15 +87,17 @@ class Delivery:
         """Relay a stream to its end.
 
         Returns:
-            What went wrong, if the client has not been sent anything yet: then another instance may be tried. A
-            stream that fails later ends with an error event.
+            What went wrong, if the client has not been sent anything of it yet: then another instance may be tried.
+            A stream that fails later ends with an error event, unless it is recoverable.
         """
         response, respond = stream.response, self._respond
         change = stream.change
         if change is None:
             relay = EventRelay(lambda data: self._write(stream, data), self._framing)
         else:
-            relay = EventRelay(lambda data: self._write(stream, change(data)), self._framing)
+            relay = EventRelay(
+                lambda data: self._write(stream, change(data)), self._framing, holds_errors=self.recoverable
+            )
 
         def on_flow(writable: bool) -> None:
             if writable:
@@ -102,6 +115,8 @@ class Delivery:
                 return self._break_off(relay, stream.fault or leg.fail(error))
             if relay.rejected:
                 return _rejected(leg, relay.rejected)
+            if relay.held:
+                return _broken(leg, relay.held)
             if not (relay.ended or relay.saw_error):
                 end = UpstreamProtocolError("the stream ended without its last event.")
                 return self._break_off(relay, leg.fail(end))
@@ -151,11 +166,46 @@ class Delivery:
         if relay.ended:
             self._respond.finish()
             return None
-        self._record.outcome = Outcome.BROKEN
-        self._record.error = f"{failure.stage}-{failure.outcome}"
-        self._record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
-        self._respond.finish(self._framing.broken(failure.error or DisaggError("Internal server error")))
+        if self.recoverable:
+            # Silence is as good a reason to go on elsewhere as a broken connection.
+            return replace(failure, retry=True)
+        self.break_off(failure, self.why_not)
         return None
+
+    def break_off(self, failure: Failure, why: str = "") -> None:
+        """End a stream that has begun with an error event.
+
+        Args:
+            failure: What ends it.
+            why: Why it does not go on elsewhere, as a slug; empty if that was never meant.
+        """
+        record = self._record
+        record.outcome = Outcome.BROKEN
+        record.error = f"{failure.stage}-{failure.outcome}"
+        record.detail = f"{failure.stage} {failure.instance}: {failure.outcome}"
+        if why:
+            record.detail += f", not recovered: {why}"
+            self._metrics.stream_recovered(why)
+        error = failure.error or UpstreamError(f"{failure.stage.capitalize()} instance {failure.instance} failed.")
+        if why:
+            error = type(error)(error.message, hint=f"The stream could not be recovered: {why}.")
+        self._respond.finish(self._framing.broken(error))
+
+    def complete(self, ending: bytes) -> None:
+        """End a stream of which only the end is missing."""
+        self._record.bytes_sent += len(ending)
+        self._take_usage(ending)
+        self._respond.finish(ending)
+
+
+def _broken(leg: Leg, held: bytes) -> Failure:
+    """The engine put an error into a stream that has begun."""
+    leg.outcome = "broken"
+    status = error_status(held)
+    said = UpstreamError(f"{leg.member.stage.capitalize()} instance {leg.member.name} failed in mid-stream.")
+    return Failure(
+        leg.member.stage, leg.member.name, "broken", retry=status >= 500, crashed=status >= 500, error=said
+    )
 
 
 def _rejected(leg: Leg, event: bytes) -> Failure:

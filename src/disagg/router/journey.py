@@ -8,11 +8,15 @@
               |- no P can be reached, and not strict -----------------> D alone (path local)
     together: where the dialect wants it, both legs leave at once (`disagg.router.pair`)
     answer:   a stream is relayed in whole events; anything else is read to its end first
+    recovery: where it is on, a stream whose D dies is prefilled again with what was sent, and goes on
 """
 
 from __future__ import annotations
 
-from disagg.engines.base import Order, Transfer
+from collections.abc import Sequence
+from dataclasses import replace
+
+from disagg.engines.base import Body, Order, Transfer
 from disagg.errors import DisaggError, HandoffError, NoInstanceError, NotDisaggregableError, UpstreamError
 from disagg.http.messages import Answer
 from disagg.router.affinity import Hints
@@ -24,6 +28,7 @@ from disagg.router.intake import Intake
 from disagg.router.legs import Failure
 from disagg.router.pair import Pair
 from disagg.router.record import Path, Record
+from disagg.router.recovery import Recovery
 from disagg.router.route import Route
 from disagg.router.sink import Merge, Sink
 from disagg.router.steps import Steps
@@ -65,6 +70,13 @@ class Journey:
         self._failure: Failure | None = None
         self._hints: Hints | None = None
         self._why_no_prefill = "no-prefill-instance"
+        self._recovery: Recovery | None = None
+        if route.spec.recover_streams and intake.stream and merge is None:
+            self._recovery = Recovery(intake.api, intake.body, can_continue=route.dialect.takes_prompt_ids)
+            self._delivery.recoverable = self._recovery.refusal is None
+            self._delivery.why_not = self._recovery.refusal or ""
+            if self._delivery.recoverable:
+                self._go_on_with(self._recovery.leg_body(), ())
 
     async def run(self) -> None:
         """Serve the request to its end.
@@ -80,6 +92,11 @@ class Journey:
             if outcome is not None:
                 self._delivery.send(outcome)
             served = True
+        except DisaggError as error:
+            failure = self._failure
+            if failure is None or not self._delivery.started:
+                raise
+            self._delivery.break_off(failure, error.kind)
         finally:
             self._settle(served=served)
 
@@ -146,9 +163,41 @@ class Journey:
                 return None
             self._failure = failure
             self._let_go(failure)
-            if not self._may_retry(failure):
+            goes_on = self._may_retry(failure)
+            if self._delivery.started:
+                if not self._recover(failure, may_retry=goes_on):
+                    return None
+            elif not goes_on:
                 return self._give_up(failure)
             self._record.retries += 1
+
+    def _recover(self, failure: Failure, *, may_retry: bool) -> bool:
+        """A stream has failed when it had begun: go on elsewhere, or end it.
+
+        Returns:
+            Whether a further attempt is to be made.
+        """
+        recovery = self._recovery
+        obstacle = recovery.obstacle if recovery is not None else "off"
+        if recovery is None or obstacle is not None:
+            self._delivery.break_off(failure, obstacle or "")
+            return False
+        if recovery.complete:
+            self._legs.metrics.stream_recovered("completed")
+            self._delivery.complete(recovery.ending())
+            return False
+        if not may_retry:
+            self._delivery.break_off(failure, "no-retry-left")
+            return False
+        self._legs.metrics.stream_recovered("resumed")
+        self._go_on_with(*recovery.resume())
+        return True
+
+    def _go_on_with(self, body: Body, prompt_ids: Sequence[int]) -> None:
+        """Send this body from now on."""
+        intake = self._intake
+        told = Intake(intake.api, body, intake.stream, intake.headers)
+        self._steps = replace(self._steps, intake=told, prompt_ids=prompt_ids)
 
     def _let_go(self, failure: Failure) -> None:
         """An attempt has failed: its legs are ended, and KV that decode was given and does not read is released."""
@@ -260,7 +309,8 @@ class Journey:
         if handoff is None:
             return
         if handoff.used:
-            handoff.unpin(handoff.since + self._route.lease_s)
+            fetched = self._delivery.started
+            handoff.unpin(None if fetched else handoff.since + self._route.lease_s)
         else:
             self._legs.metrics.handoff_failed(reason)
             self._route.releases.release(handoff, reason, self._intake.headers)
@@ -276,6 +326,8 @@ class Journey:
         return Answer(answer.status, self._merge.whole(self._intake.api, prefilled, answer.body), answer.headers)
 
     async def _stream(self, stream: Stream) -> Failure | None:
+        if self._delivery.recoverable:
+            stream.change = self._recovery
         if self._merge is not None:
             prefilled = self._prefilled_answer()
             if prefilled:

@@ -121,6 +121,9 @@ class Metrics(Collector):
         self._handoff_failures = Counter(
             "disagg_handoff_failures", "Prompts whose KV did not reach decode.", ("reason",)
         )
+        self._recoveries = Counter(
+            "disagg_stream_recoveries", "Streams whose decode instance failed, and what became of them.", ("outcome",)
+        )
         self._released = Counter(
             "disagg_kv_released",
             "Prefills whose KV was let go unread before its lease ended.",
@@ -214,6 +217,10 @@ class Metrics(Collector):
     def left_to_lease(self, reason: str) -> None:
         """KV stays pinned on prefill until its lease ends, because no decode leg will fetch it."""
         self._left_to_lease.values[reason,] += 1
+
+    def stream_recovered(self, outcome: str) -> None:
+        """A stream has lost its decode instance: it was resumed or completed, or the word says why not."""
+        self._recoveries.values[outcome,] += 1
 
     def released(self, reason: str) -> None:
         """KV that nobody would have fetched was let go before its lease ended."""

@@ -72,28 +72,34 @@ class EventRelay:
     Args:
         write: Takes the bytes; the first call begins the answer.
         framing: How streams of this API end.
+        holds_errors: An engine's error event in mid-stream is kept in `held` instead of being passed on.
 
     Attributes:
         started: The client has been sent something.
         rejected: The stream's first event, if it is an error of the engine (5xx): nothing has been passed on then.
         refused: The stream's first event is an error of the request (4xx); it has been passed on.
         saw_error: The engine put an error event into the stream.
+        held: That event and what followed, if it is held.
     """
 
     __slots__ = (
         "_before",
         "_error_mark",
         "_framing",
+        "_holds_errors",
         "_last",
         "_tail",
         "_write",
+        "held",
         "refused",
         "rejected",
         "saw_error",
         "started",
     )
 
-    def __init__(self, write: Callable[[bytes], None], framing: Framing = OPENAI) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], framing: Framing = OPENAI, *, holds_errors: bool = False
+    ) -> None:
         self._write = write
         self._framing = framing
         self._error_mark = framing.error_mark
@@ -104,6 +110,8 @@ class EventRelay:
         self.rejected = b""
         self.refused = False
         self.saw_error = False
+        self.held = b""
+        self._holds_errors = holds_errors
 
     def __call__(self, data: bytes) -> None:
         """The next bytes of the stream."""
@@ -123,12 +131,19 @@ class EventRelay:
     def _pass(self, data: bytes) -> None:
         if self._error_mark in data:
             self.saw_error = True
-            if not self.started and not self.rejected:
+            at = data.find(self._error_mark)
+            if not self.started and not self.rejected and not at:
                 status = error_status(data)
                 self.refused = 0 < status < 500
                 if status >= 500:
                     self.rejected = data
-        if self.rejected:
+            elif self._holds_errors and not self.held:
+                data, self.held = data[:at], data[at:]
+                if data:
+                    self.started = True
+                    self._write(data)
+                return
+        if self.rejected or self.held:
             return
         self._before = self._last
         self._last = data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg.engines.base import Transfer
@@ -14,6 +15,7 @@ from disagg.router.fleet import Member
 from disagg.router.handoff import Handoff, is_of
 from disagg.router.intake import Intake
 from disagg.router.legs import Failure, Leg, Source
+from disagg.router.recovery import with_prompt_ids
 from disagg.router.relay import hide_internal, is_event_stream, relayed_headers
 from disagg.router.route import Route
 from disagg.topology.spec import Stage
@@ -46,12 +48,14 @@ class Steps:
         intake: The request.
         ends_at: When its time is over, monotonic seconds.
         keeps_answer: Prefill's answer is needed for the client's.
+        prompt_ids: Token ids that are the prompt, whatever the body has for one; empty for the body's own.
     """
 
     route: Route
     intake: Intake
     ends_at: float
     keeps_answer: bool
+    prompt_ids: Sequence[int] = ()
 
     async def prefill(self, member: Member, transfer: Transfer) -> Handoff | Failure:
         """Let `member` compute the prompt and keep its KV."""
@@ -62,6 +66,8 @@ class Steps:
                 body = dialect.prefill_body(intake.api, intake.body, transfer)
             except HandoffError as error:
                 return _no_handle(leg, error)
+            if self.prompt_ids:
+                body = with_prompt_ids(body, self.prompt_ids)
             headers = (*self._headers(transfer.key), *dialect.prefill_headers(transfer))
             outgoing = Outgoing("POST", intake.api, headers, body)
             limit_s = min(route.spec.prefill_timeout_s, self.remaining())
@@ -137,6 +143,8 @@ class Steps:
             handle = handoff.handle if handoff is not None else None
             body = route.dialect.decode_body(intake.api, intake.body, transfer, handle)
             # A kept connection that breaks may have brought the request before it did: the handle could be spent.
+            if self.prompt_ids:
+                body = with_prompt_ids(body, self.prompt_ids)
             tied = transfer is not None
             linger = (lambda: sending.linger_s) if tied else None
             outgoing = Outgoing("POST", intake.api, self._headers(key), body, resend=not tied, linger=linger)

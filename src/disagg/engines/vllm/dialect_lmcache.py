@@ -20,6 +20,7 @@ class LMCacheDialect(Dialect):
     name = "lmcache"
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
+    takes_prompt_ids = True
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:

@@ -34,6 +34,7 @@ class MooncakeDialect(Dialect):
     name = "mooncake"
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
+    takes_prompt_ids = True
     order = Order.CONCURRENT
     pairs_first = True
 

@@ -40,6 +40,7 @@ class PushDialect(Dialect):
     name = "nixl-push"
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
+    takes_prompt_ids = True
     order = Order.CONCURRENT
     pairs_first = True
 

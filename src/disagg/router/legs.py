@@ -79,13 +79,13 @@ class Source(NamedTuple):
 
     Attributes:
         member: The prefill incarnation that holds it.
-        since: When it answered, monotonic seconds.
-        tokens: Length of the prompt.
+        since: When it answered, or was asked, monotonic seconds.
+        answered: It has; False where the legs leave together.
     """
 
     member: Member
     since: float
-    tokens: int
+    answered: bool
 
 
 class Leg:
@@ -176,8 +176,8 @@ class Leg:
         books.breakers.succeeded(self.member, self._started_at)
         if source is not None:
             books.breakers.succeeded(source.member, source.since)
-            books.metrics.handed_over(source.member.name, source.tokens)
-            if streaming_since is not None:
+            books.metrics.handed_over(source.member.name)
+            if streaming_since is not None and source.answered:
                 books.metrics.handoff_took(self.member.name, streaming_since - source.since)
 
     def _judge(self, now: float) -> None:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from disagg import __version__
 from disagg.router.fleet import Fleet
 from disagg.router.gauges import fleet_gauges
-from disagg.router.record import Outcome, Record
+from disagg.router.record import Outcome, Path, Record
 from disagg.router.series import ENGINE, TOKEN_SECONDS, Counter, Gauge, Histogram, Series
 from disagg.topology.spec import Stage
 
@@ -111,11 +111,13 @@ class Metrics(Collector):
     def _define_handoffs(self) -> None:
         self._handoffs = Counter("disagg_handoffs", "Prompts whose KV decode has taken over, by prefill.", (ENGINE,))
         self._handoff_tokens = Counter(
-            "disagg_handoff_tokens", "Prompt tokens whose KV decode has taken over, by prefill.", (ENGINE,)
+            "disagg_handoff_tokens",
+            "Prompt tokens of served requests whose KV was taken over, by prefill.",
+            (ENGINE,),
         )
         self._handoff_duration = Histogram(
             "disagg_handoff_duration_seconds",
-            "From prefill's answer to the first event of decode's, by decode: its queue, the transfer, and one step.",
+            "From prefill's answer to decode's first event, where they come in turn: queue, transfer, and one step.",
             (ENGINE,),
         )
         self._handoff_failures = Counter(
@@ -151,6 +153,8 @@ class Metrics(Collector):
             self._prompt_tokens.values[path,] += record.prompt_tokens
             self._cached_tokens.values[path,] += record.cached_tokens
             self._completion_tokens.values[path,] += record.completion_tokens
+            if path is Path.DISAGGREGATED:
+                self._handoff_tokens.values[record.prefill,] += record.prompt_tokens
 
     def _key_label(self, name: str) -> str:
         if name not in self._key_names:
@@ -201,10 +205,9 @@ class Metrics(Collector):
 
     # Handoffs.
 
-    def handed_over(self, prefill: str, tokens: int) -> None:
-        """Decode has taken over the KV of a prompt of so many tokens."""
+    def handed_over(self, prefill: str) -> None:
+        """Decode has taken over the KV of a prompt."""
         self._handoffs.values[prefill,] += 1
-        self._handoff_tokens.values[prefill,] += tokens
 
     def handoff_took(self, decode: str, seconds: float) -> None:
         """Decode's stream began so many seconds after prefill's answer."""

@@ -41,8 +41,7 @@ class Pair:
         self._releases = steps.route.releases
         self._members = (prefill, decode)
         self._transfer = transfer
-        # How long the prompt is nobody knows yet.
-        self._sending = Sending(steps.linger_s, Source(prefill, steps.route.legs.now(), 0))
+        self._sending = Sending(steps.linger_s, Source(prefill, steps.route.legs.now(), answered=False))
         loop = asyncio.get_running_loop()
         self._prefilling = loop.create_task(steps.prefill(prefill, transfer))
         self._decoding = loop.create_task(steps.decode(decode, transfer.key, transfer, None, self._sending))

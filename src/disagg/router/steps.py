@@ -107,7 +107,7 @@ class Steps:
         """A decode leg that is about to be sent with this KV, or without any."""
         if handoff is None:
             return Sending(0.0)
-        return Sending(self.linger_s, Source(handoff.member, handoff.since, handoff.handle.prompt_tokens))
+        return Sending(self.linger_s, Source(handoff.member, handoff.since, answered=True))
 
     async def decode(
         self,

@@ -317,3 +317,22 @@ async def test_a_bug_of_ours_is_told_with_the_id_of_its_request(
         assert await r.metric("disagg_requests_total", reason="internal", outcome="failed") == 1
         assert "secret detail" in caplog.text
         await r.settled()
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "reason"),
+    [
+        (b"nonsense\r\n\r\n", 400, "bad-request"),
+        (b"GET / HTTP/1.1\r\nhost: t\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431, "headers-too-large"),
+        (b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: 999999999999\r\n\r\n", 413, "payload-too-large"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_with_an_id_and_counted(data: bytes, status: int, reason: str) -> None:
+    """Scans and attempts at smuggling are seen in the metrics."""
+    async with rig() as r:
+        call = await Call.open(r.router.port)
+        call.send(data)
+        reply = await call.reply()
+        await call.close()
+        assert (reply.status, len(reply.headers["x-request-id"])) == (status, 32)
+        assert await r.metric("disagg_requests_total", api="unread", reason=reason, outcome="refused") == 1

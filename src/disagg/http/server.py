@@ -13,7 +13,7 @@ from typing import cast
 
 from disagg.errors import DisaggError, PreparationError, RequestTimeoutError
 from disagg.http.limits import ServerLimits
-from disagg.http.messages import Request, error_answer
+from disagg.http.messages import Answer, Request, error_answer
 from disagg.http.reader import Phase, RequestReader
 from disagg.http.responder import Responder
 from disagg.http.sweeper import Sweeper
@@ -37,10 +37,17 @@ class Server:
     Args:
         handler: Answers one request.
         limits: Sizes and times per connection.
+        refusal: Makes the answer to what could not be read as a request.
     """
 
-    def __init__(self, handler: Handler, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits | None = None,
+        refusal: Callable[[DisaggError], Answer] = error_answer,
+    ) -> None:
         self.handler = handler
+        self.refusal = refusal
         self.limits = limits or ServerLimits()
         self.sweeper = Sweeper(self.limits.tick_s)
         self.connections: set[ServerConnection] = set()
@@ -305,7 +312,7 @@ class ServerConnection(asyncio.Protocol):
         self._refused = True
         self.closing = True
         request = Request("", "", "", [], keep_alive=False)
-        Responder(self, request).send_answer(error_answer(error))
+        Responder(self, request).send_answer(self._server.refusal(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.deadline = self._now() + _LINGER_S

@@ -19,7 +19,7 @@ from disagg.errors import (
 )
 from disagg.http.client import Client
 from disagg.http.limits import ClientLimits, ServerLimits
-from disagg.http.messages import Answer, Request, json_answer
+from disagg.http.messages import Answer, Request, error_answer, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.policy.breaker import BreakerRules
@@ -85,7 +85,9 @@ class Router:
         self._observer = Observer(config, fleet, self._clocks)
         self.metrics = self._observer.metrics
         self.client = Client(ClientLimits(connect_timeout_s=spec.connect_timeout_s, tick_s=tick_s))
-        self.server = Server(self._handle, ServerLimits(max_body_bytes=spec.max_body_bytes, tick_s=tick_s))
+        self.server = Server(
+            self._handle, ServerLimits(max_body_bytes=spec.max_body_bytes, tick_s=tick_s), self._refused_unread
+        )
         for gauge in connection_gauges(self.server, self.client):
             self.metrics.add(gauge)
         self._dialect = dialect
@@ -184,6 +186,13 @@ class Router:
         except DisaggError as error:
             answer = error_reply(request.path, error)
         respond.send(answer.status, answer.body, ((b"x-request-id", self._id_of(request)), *answer.headers))
+
+    def _refused_unread(self, error: DisaggError) -> Answer:
+        """The answer to what is no request: not HTTP, too large, too slow, or ambiguous."""
+        self.metrics.refused_unread(error_slug(error), error.status)
+        answer = error_answer(error)
+        fresh = self._clocks.new_id().encode("latin-1")
+        return Answer(answer.status, answer.body, ((b"x-request-id", fresh), *answer.headers))
 
     async def _look_up(self, endpoint: Endpoint | None, request: Request) -> Answer:
         """The answer to everything that no engine is asked for."""

@@ -163,6 +163,11 @@ class Metrics(Collector):
             self._key_names.add(name)
         return name
 
+    def refused_unread(self, reason: str, status: int) -> None:
+        """What has come was no request that could be read."""
+        labels = ("unread", Path.NONE, reason, Outcome.REFUSED, _CLASSES.get(status // 100, "none"))
+        self._requests.values[labels] += 1
+
     def stream_began(self, path: str, seconds: float) -> Callable[[float], None]:
         """A stream's first event is sent, `seconds` after its request was complete.
 

@@ -93,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _labels() -> Iterator[str]:
     yield f"- `path`: {_words(Way)}. `none` is a request that was refused at the door."
+    yield "- `api` of requests: the path that was called; `unread` is what could not be read as a request."
     yield f"- `outcome` of requests: {_words(Outcome)}."
     yield (
         "- `outcome` of legs: `ok`, `refused` (4xx and what an engine does not offer), `failed` (500, 502, 503, 504),"

@@ -33,6 +33,8 @@ class MockEngine:
         told_status: What they are answered with.
         departures: Requests whose peer left before the answer was complete.
         pages: Behaviours of paths that are not a leg of a request, and are not remembered.
+        adapters: LoRA adapters that it lists.
+        listings: How often it was asked for its models.
         script: Behaviours of the next requests, in order.
         default: Behaviour when the script is empty.
     """
@@ -47,6 +49,8 @@ class MockEngine:
         self.pages: dict[str, Behaviour] = {}
         self.departures = 0
         self.max_model_len = 2048
+        self.adapters: list[str] = []
+        self.listings = 0
         self.arrived = asyncio.Event()
         self.left = asyncio.Event()
         self._server = Server(self._handle)
@@ -76,7 +80,10 @@ class MockEngine:
 
     async def _handle(self, request: Request, respond: Responder) -> None:
         if request.path == "/v1/models":
-            respond.send(200, json.dumps({"data": [{"id": "x", "max_model_len": self.max_model_len}]}).encode())
+            self.listings += 1
+            cards = [{"id": "x", "max_model_len": self.max_model_len, "parent": None}]
+            cards += [{"id": name, "max_model_len": None, "parent": "x", "root": "y"} for name in self.adapters]
+            respond.send(200, json.dumps({"data": cards}).encode())
             return
         if request.path in {RELEASE, ABORT}:
             self.told.append((request.path, json.loads(request.body)))

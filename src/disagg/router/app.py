@@ -14,6 +14,7 @@ from disagg.errors import (
     DisaggError,
     MethodNotAllowedError,
     NotDisaggregableError,
+    UnknownModelError,
     UnknownPathError,
     UpstreamUnreachableError,
 )
@@ -32,13 +33,14 @@ from disagg.router.fanout import Fanout, is_fanned_out
 from disagg.router.fleet import Fleet, Member
 from disagg.router.framing import error_reply
 from disagg.router.gauges import connection_gauges
-from disagg.router.intake import Credentials, Intake, model_of, priority_of, public_id, read_intake
+from disagg.router.intake import Credentials, Intake, check_length, model_of, priority_of, public_id, read_intake
 from disagg.router.introduction import Introductions
 from disagg.router.journey import Journey
 from disagg.router.keys import client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
 from disagg.router.merge import merge_for
 from disagg.router.metrics import CONTENT_TYPE
+from disagg.router.models import PATH as MODELS
 from disagg.router.models import Models
 from disagg.router.observer import Observer
 from disagg.router.passing import Passing, read_passed
@@ -91,7 +93,6 @@ class Router:
         for gauge in connection_gauges(self.server, self.client):
             self.metrics.add(gauge)
         self._dialect = dialect
-        self._names = frozenset(config.served_model_names)
         rules = BreakerRules(spec.breaker_failures, spec.breaker_open_s, spec.breaker_max_open_s)
         self._budget = RetryBudget(spec.retry_budget)
         breakers = Breakers(rules, fleet, self.metrics)
@@ -124,7 +125,7 @@ class Router:
         self._passing = Passing(legs, spec, self._route.serving)
         self._models = Models(config, fleet, self.client, self._clocks)
         self._pages: dict[str, Page] = {
-            "/v1/models": self._list_models,
+            MODELS: self._list_models,
             "/health": self._health,
             "/metrics": self._show_metrics,
             "/version": self._version,
@@ -201,6 +202,8 @@ class Router:
         page = self._pages.get(request.path)
         if endpoint is not None:
             return _refused(request, endpoint)
+        if page is None and request.path.startswith(f"{MODELS}/"):
+            page = self._show_model
         if page is None:
             raise UnknownPathError(f"There is no {request.path} here.")
         if request.method in {"GET", "HEAD"}:
@@ -247,7 +250,13 @@ class Router:
         holder = keys.admit(request, record) if keys is not None else None
         admitted = False
         try:
-            fields, serve = self._read(endpoint, request)
+            try:
+                fields, serve = self._read(endpoint, request)
+            except UnknownModelError:
+                # An adapter may have been loaded since the engines were asked.
+                if not await self._models.look_again(self._credentials.headers(request)):
+                    raise
+                fields, serve = self._read(endpoint, request)
             if holder is not None:
                 holder.check_model(model_of(fields) or self.config.served_model_names[0])
             if span is not None:
@@ -278,11 +287,12 @@ class Router:
 
     def _read(self, endpoint: Endpoint, request: Request) -> tuple[Body, Serve]:
         """Check a request: its fields, and what serves it."""
-        names, internal, credentials = self._names, self._dialect.internal_keys, self._credentials
+        names, internal, credentials = self._models.names, self._dialect.internal_keys, self._credentials
         if endpoint.api is None:
             passed = read_passed(request, names, internal, credentials)
             return passed.fields, partial(self._passing.run, passed)
         intake = read_intake(endpoint.api, request, names, internal, credentials)
+        check_length(intake, self._models.limit)
         intake = self._affinity.with_session(request, intake)
         return intake.body, partial(self._split, intake)
 
@@ -297,9 +307,10 @@ class Router:
     # Pages.
 
     async def _list_models(self, request: Request) -> Answer:
-        credentials = self._credentials
-        passed = tuple(h for h in request.headers if h[0] in credentials.passed_on)
-        return await self._models.answer((*passed, *credentials.added))
+        return await self._models.answer(self._credentials.headers(request))
+
+    async def _show_model(self, request: Request) -> Answer:
+        return await self._models.one(request.path, self._credentials.headers(request))
 
     async def _health(self, request: Request) -> Answer:
         """200 only if each stage that the deployment needs has a ready instance."""

@@ -126,6 +126,35 @@ def read_body(request: Request) -> Body:
         raise BadRequestError(f"The body is not valid JSON: {error}.") from error
 
 
+def check_length(intake: Intake, limit: int | None) -> None:
+    """Refuse a prompt of token ids that is too long for one of the stages, before any of them is asked.
+
+    The length of a text is not known here; prefill refuses it, and decode is never asked.
+
+    Args:
+        intake: The request.
+        limit: The smallest context limit of the stages, in tokens; None if it is not known.
+
+    Raises:
+        BadRequestError: If it is too long.
+    """
+    body = intake.body
+    raw = body.get("prompt") or body.get("token_ids")
+    # Each id takes two bytes at least, so most prompts need no counting.
+    if limit is None or raw is None or len(bytes(raw)) < 2 * limit:
+        return
+    count = bodies.prompt_ids(intake.api, body)
+    if count is None or count <= limit or not bodies.is_null(body, "truncate_prompt_tokens"):
+        return
+    at_least = "at least " if count == limit + 1 else ""
+    raise BadRequestError(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {at_least}{count}"
+        " input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the"
+        f" input prompt. (parameter=input_tokens, value={count})",
+        param="input_tokens",
+    )
+
+
 def check_model(body: Body, names: Collection[str]) -> None:
     """Check the name of the model, if there is one.
 

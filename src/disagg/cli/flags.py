@@ -177,13 +177,20 @@ def add_topology_flags(parser: argparse.ArgumentParser) -> None:
             groups[title] = parser.add_argument_group(title, about if stage == Stage.PREFILL else None)
         spellings = [f"--{name}" for name in flag.names]
         spellings += [shorts[name] for name in flag.names if name in shorts]
-        _document(groups[title], flag, spellings)
+        document_flag(groups[title], flag, spellings)
     groups["deployment"].add_argument(
         "-v", dest="verbosity", action="count", help="The same, by repetition: -v -v or -vv."
     )
 
 
-def _document(group: argparse._ArgumentGroup, flag: FlagDef, spellings: Sequence[str]) -> None:
+def document_flag(group: argparse._ArgumentGroup, flag: FlagDef, spellings: Sequence[str]) -> None:
+    """Document one flag in a group of a parser's help.
+
+    Args:
+        group: Where.
+        flag: Which.
+        spellings: Its names, with their dashes.
+    """
     text = flag.field.doc.replace("%", "%%")
     if flag.field.default not in (None, False, {}) and not flag.spread:
         text += f" Default: {str(flag.field.default).replace('%', '%%')}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -132,16 +132,19 @@ _READERS: Mapping[str, Callable[[str], JsonValue]] = MappingProxyType(
 )
 
 
-def suggest(name: str, table: FlagTable | None, others: Sequence[str] = ()) -> str | None:
+def suggest(
+    name: str, table: FlagTable | None, others: Sequence[str] = (), fields: Iterable[str] | None = None
+) -> str | None:
     """The flag that was probably meant, among ours and the engine's, the latter also with a stage prefix.
 
     Args:
         name: What was written, without leading dashes.
         table: The engine's flags.
         others: Further flags of the command, without leading dashes.
+        fields: Flags of the file's fields; a topology's if not given.
     """
     engine = list(table.flags) if table is not None else []
-    own = [*flags_by_name(), *others]
+    own = [*(flags_by_name() if fields is None else fields), *others]
     for stage in Stage:
         rest = name.removeprefix(f"{stage}-")
         if rest != name:

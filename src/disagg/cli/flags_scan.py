@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -51,6 +51,7 @@ class FlagScan:
         table: Flags of the engine that will run; None if no engine is known.
         allow_unknown: Whether flags that neither side knows are passed to the engine.
         others: Flags of the command itself, without dashes, which may have been meant.
+        own: The flags of the file's fields, by name.
         settings: What the flags set.
         errors: What is wrong with them.
         warnings: What is odd.
@@ -60,6 +61,7 @@ class FlagScan:
     table: FlagTable | None
     allow_unknown: bool = False
     others: tuple[str, ...] = ()
+    own: Mapping[str, FlagDef] = field(default_factory=flags_by_name)
     settings: list[Setting] = field(default_factory=list)
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -93,10 +95,10 @@ class FlagScan:
             self._set(("model",), word, "MODEL")
 
     def _flag(self, word: Word) -> None:
-        own = flags_by_name().get(word.name)
-        negated = flags_by_name().get(word.name.removeprefix("no-"))
+        own = self.own.get(word.name)
+        negated = self.own.get(word.name.removeprefix("no-"))
         head, _, part = word.name.partition(".")
-        whole = flags_by_name().get(head) if part else None
+        whole = self.own.get(head) if part else None
         if own is not None:
             self._own(word, own)
         elif word.name.startswith("no-") and negated is not None and negated.field.kind is Kind.BOOL:
@@ -174,13 +176,13 @@ class FlagScan:
     def _unknown(self, word: Word, values: list[str]) -> None:
         place, key = _unknown_place(word.name)
         value: JsonValue = True if not values else values[0] if len(values) == 1 else list[JsonValue](values)
-        guess = suggest(word.name, self.table, self.others)
+        guess = suggest(word.name, self.table, self.others, self.own)
         near = f"; {guess} is close" if guess else ""
         self.warnings.append(Problem(word.written, f"unknown, and passed to the engine as it is{near}"))
         self._set((*place, key), value, word.written)
 
     def _unknown_message(self, word: Word) -> str:
-        guess = suggest(word.name, self.table, self.others)
+        guess = suggest(word.name, self.table, self.others, self.own)
         if len(word.written) - len(word.name) < 2 and not word.written.startswith("--"):
             return "unknown short flag; write the long form, with two dashes"
         if guess:
@@ -200,6 +202,11 @@ class FlagScan:
 
     def _set(self, path: tuple[str, ...], value: JsonValue, written: str, flag: FlagDef | None = None) -> None:
         spread = flag.spread if flag is not None else ()
+        if flag is not None and flag.field.kind is Kind.ENGINES and isinstance(value, list):
+            # Routers elsewhere take one URL per flag, so a repeated one adds to the list.
+            before = next((s.value for s in self.settings if s.path == path), [])
+            self.settings = [s for s in self.settings if s.path != path]
+            value = [*(before if isinstance(before, list) else []), *value]
         for index, earlier in enumerate(self.settings):
             if earlier.path == path and earlier.spread == spread:
                 if earlier.value != value:
@@ -253,6 +260,8 @@ def read_value(flag: FlagDef, words: Sequence[str]) -> JsonValue:
             return int(text)
         case Kind.FLOAT:
             return _number(text)
+        case Kind.ENGINES:
+            return _engines(words)
         case Kind.LIST:
             return list[JsonValue](words)
         case Kind.MAP if flag.field.name != "override_qaic_config":
@@ -261,6 +270,18 @@ def read_value(flag: FlagDef, words: Sequence[str]) -> JsonValue:
                 raise ValueError(f'expected a JSON object such as {{"method": "ngram"}}, got {show(value)}')
             return value
     return text
+
+
+def _engines(words: Sequence[str]) -> JsonValue:
+    """URLs, separated by commas or blanks; a number behind one is its bootstrap port."""
+    engines: list[JsonValue] = []
+    for word in (w for words_ in words for w in words_.split(",") if w):
+        last = engines[-1] if engines else None
+        if word.isdigit() and isinstance(last, str):
+            engines[-1] = {"url": last, "bootstrap_port": int(word)}
+        else:
+            engines.append(word)
+    return engines
 
 
 def _number(text: str) -> JsonValue:

@@ -32,6 +32,8 @@ class CommandInfo:
 
 COMMANDS: dict[str, CommandInfo] = {
     "serve": CommandInfo("disagg.cli.serve", "run separate prefill and decode pools behind one OpenAI endpoint"),
+    "route": CommandInfo("disagg.cli.route", "route over prefill and decode engines that are there already"),
+    "keys": CommandInfo("disagg.cli.keys", "make keys for clients of the endpoint"),
     "chat": CommandInfo("disagg.cli.chat", "talk to an endpoint from the terminal"),
     "emulate": CommandInfo("disagg.cli.emulate", "run emulated engines, to try a topology without devices"),
     "doctor": CommandInfo("disagg.cli.doctor", "check that this Python environment can run the engine"),

@@ -12,6 +12,7 @@ from disagg.topology.derived import derived_values
 from disagg.topology.fields import Kind, SpecField, children, pool_stage, spec_fields
 from disagg.topology.instances import Instance, plan_instances, shape_name
 from disagg.topology.load import LoadedTopology
+from disagg.topology.secrets import masked
 from disagg.topology.spec import Topology
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
@@ -53,9 +54,9 @@ def config_json(loaded: LoadedTopology) -> str:
 
 
 def given_values(topology: Topology) -> dict[str, JsonValue]:
-    """What was given, as the file format has it; nothing that is a default."""
+    """What was given, as the file format has it; nothing that is a default, and no secret."""
     values: dict[str, JsonValue] = topology.model_dump(mode="json", exclude_unset=True, exclude_none=False)
-    return _without_none(values)
+    return {key: masked(key, value) for key, value in _without_none(values).items()}
 
 
 def _without_none(values: dict[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:

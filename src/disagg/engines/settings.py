@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from disagg.topology.effective import stage_value
 from disagg.topology.spec import ParallelShape, Pool, Stage, Topology
-
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|SECRET_KEY|CREDENTIALS)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +64,3 @@ def flag_path(topology: Topology, stage: Stage, flag: str) -> str:
     if pool is not None and flag in normal_flags(pool.engine_args):
         return f"{stage}.engine_args.{flag}"
     return f"engine_args.{flag}"
-
-
-def is_secret(variable: str) -> bool:
-    """Whether an environment variable's name says that its value must not be shown or stored."""
-    return _SECRET.search(variable.upper()) is not None

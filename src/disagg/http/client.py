@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from disagg.errors import UpstreamError, UpstreamUnreachableError
 from disagg.http.limits import ClientLimits, LegTimes
@@ -135,6 +135,15 @@ class Client:
         self._idle.pop(origin.authority, None)
         for connection in [c for c in self._open if c.origin == origin]:
             connection.fail(error)
+
+    def marks(self, origin: Origin) -> dict[UpstreamConnection, tuple[int, float]]:
+        """Where each exchange with a server stands, for `moved`."""
+        return {c: (c.exchanges, c.deadline) for c in self._open if c.busy and c.origin == origin}
+
+    def moved(self, marks: Mapping[UpstreamConnection, tuple[int, float]]) -> bool:
+        """Whether anything has come since `marks` in an exchange that was under way then: who sends is not dead."""
+        # A deadline moves with each read; a further exchange on a connection follows a complete answer.
+        return any(c in self._open and (c.exchanges, c.deadline) != mark for c, mark in marks.items())
 
     async def close(self) -> None:
         """Close all connections; exchanges under way fail."""

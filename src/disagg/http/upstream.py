@@ -72,6 +72,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property
+    def busy(self) -> bool:
+        """Whether an exchange is under way."""
+        return self._waiter is not None or self._response is not None
+
+    @property
     def usable(self) -> bool:
         """Whether a kept connection can take another exchange."""
         return not self.transport.is_closing() and self.deadline > self._now()

@@ -38,6 +38,7 @@ from types import FrameType
 from typing import IO
 
 from disagg.launch import procfs
+from disagg.topology.secrets import masked_words
 
 START_LINE = "--- disagg starts"
 """Begins the line that a keeper writes into the log before each start."""
@@ -144,7 +145,7 @@ class Keeper:
 
     def _open_log(self) -> IO[bytes]:
         """The log, its first line written; an engine whose log cannot be written runs without one."""
-        first = f"{START_LINE} {self._order.name}: {shlex.join(self._order.argv)}\n".encode()
+        first = f"{START_LINE} {self._order.name}: {shlex.join(masked_words(self._order.argv))}\n".encode()
         try:
             # Folders of old logs get cleaned away while an engine runs for weeks.
             os.makedirs(os.path.dirname(self._order.log) or ".", exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from disagg.errors import ConfigError, Problem
 from disagg.http.messages import Request
 from disagg.policy.base import NOTHING, Facts, Need, Policy
 from disagg.policy.conditional import local_reason
@@ -62,23 +63,39 @@ class Affinity:
     """
 
     def __init__(self, policies: Mapping[Stage, Policy], spec: RouterSpec, fleet: Fleet, tokens: Tokens) -> None:
-        self._stages = stages = [s for s in policies if fleet.needs(s)]
+        self._stages = [s for s in policies if fleet.needs(s)]
         self.kv_index = KvIndex(spec.kv_index_blocks)
-        self._policies = policies
+        self._policies = dict(policies)
+        self._spec = spec
         self._tokens = tokens
         self._threshold = spec.local_prefill_tokens
         self._session_header = spec.session_header.lower().encode("latin-1")
-        self._needed: frozenset[Need] = frozenset().union(*(policies[s].needs for s in stages))
-        self._silent = self._needed.isdisjoint(_ON_REQUEST) and not self._threshold
-        self._prefixes = {
-            stage: PrefixIndex(spec.prefix_index_entries)
-            for stage in stages
-            if Need.SENT_PREFIX in policies[stage].needs
-        }
+        self._prefixes: dict[Stage, PrefixIndex] = {}
+        self._gather_needs()
+        self._listened = self.needs(Need.HELD_BLOCKS)
         self._turns = dict.fromkeys(Stage, 0)
         # Draws only spread load: nothing secret depends on them.
         self._random = random.Random()  # noqa: S311
         fleet.on_gone(self._member_gone)
+
+    def set_policy(self, stage: Stage, policy: Policy) -> None:
+        """Choose the instances of a stage in another way from now on.
+
+        Raises:
+            ConfigError: If the policy compares blocks that engines say they hold, and nobody listens to them yet.
+        """
+        if Need.HELD_BLOCKS in policy.needs and stage not in self._listened:
+            told = "needs the engines' KV events, which are listened to from the start on; restart with it"
+            raise ConfigError([Problem(f"router.{stage}_policy", told)])
+        self._policies[stage] = policy
+        self._gather_needs()
+
+    def _gather_needs(self) -> None:
+        stages = self._stages
+        self._needed: frozenset[Need] = frozenset().union(*(self._policies[s].needs for s in stages))
+        self._silent = self._needed.isdisjoint(_ON_REQUEST) and not self._threshold
+        wanted = [s for s in stages if Need.SENT_PREFIX in self._policies[s].needs]
+        self._prefixes = {s: self._prefixes.get(s) or PrefixIndex(self._spec.prefix_index_entries) for s in wanted}
 
     def needs(self, need: Need) -> tuple[Stage, ...]:
         """The stages of this deployment whose policy looks at a fact."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from disagg import __version__
@@ -24,6 +25,7 @@ from disagg.http.messages import Answer, Request, error_answer, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.policy.breaker import BreakerRules
+from disagg.policy.registry import make_policy
 from disagg.router.admission import Admission
 from disagg.router.apis import Endpoint, Way, find
 from disagg.router.breaker import Breakers
@@ -38,6 +40,7 @@ from disagg.router.introduction import Introductions
 from disagg.router.journey import Journey
 from disagg.router.keys import client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
+from disagg.router.live import policy_field, with_live_changes
 from disagg.router.merge import merge_for
 from disagg.router.metrics import CONTENT_TYPE
 from disagg.router.models import PATH as MODELS
@@ -49,6 +52,7 @@ from disagg.router.release import Releases
 from disagg.router.route import Route
 from disagg.router.spans import RequestSpan
 from disagg.router.steering import Steering
+from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
@@ -153,6 +157,34 @@ class Router:
     def in_flight(self) -> int:
         """Requests that clients have open."""
         return self.metrics.in_flight
+
+    def change(self, spec: RouterSpec) -> tuple[list[str], list[str]]:
+        """Take other settings, for requests that come from now on.
+
+        Args:
+            spec: All settings as they should be.
+
+        Returns:
+            Names of settings that have changed, and of those that only a restart changes.
+        """
+        in_force, taken, frozen = with_live_changes(self.config.spec, spec)
+        self.config = replace(self.config, spec=in_force)
+        self._route = replace(self._route, spec=in_force)
+        self.admission.change(in_force)
+        for stage in Stage:
+            if policy_field(stage) in taken:
+                self.set_policy(stage, getattr(in_force, policy_field(stage)))
+        return taken, frozen
+
+    def set_policy(self, stage: Stage, name: str) -> None:
+        """Choose the instances of a stage by another policy from now on.
+
+        Raises:
+            ConfigError: If there is no policy of that name, or it needs what is only collected from the start.
+        """
+        field = policy_field(stage)
+        self._affinity.set_policy(stage, make_policy(name, f"router.{field}"))
+        self.config = replace(self.config, spec=self.config.spec.model_copy(update={field: name}))
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests, and wait for those under way.

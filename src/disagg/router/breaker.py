@@ -98,9 +98,11 @@ class Breakers:
             now: When it failed.
             partner: The prefill instance whose KV the leg was given, if that one may be at fault.
         """
+        self._fleet.doubt(member)
         if partner is None:
             self._count(member, began_at, now, None)
             return
+        self._fleet.doubt(partner)
         # An instance that is known not to work is the likely culprit; the other one is not blamed as well.
         guilty = [m for m in (member, partner) if m.breaker is not None and m.breaker.tripped]
         suspects = guilty or [member, partner]

@@ -44,6 +44,7 @@ class Member:
         state: What it can be given.
         in_flight: Requests that the router has open on it.
         breaker: Its circuit breaker; None until it has failed once.
+        engine_seen: What it has called itself in handles so far, where nobody told it before.
         held: It works too badly to be chosen, although it is ready.
         parked: An operator has taken it out of service: no new requests, whatever its state.
         pinned: Prompts whose KV it holds for a decode leg that is not over yet.
@@ -53,6 +54,7 @@ class Member:
     __slots__ = (
         "_snapshot",
         "breaker",
+        "engine_seen",
         "foreign",
         "held",
         "in_flight",
@@ -76,6 +78,7 @@ class Member:
         self.state = State.STARTING
         self.in_flight = 0
         self.breaker: Breaker | None = None
+        self.engine_seen = ""
         self.held = False
         self.parked = False
         self.pinned = 0
@@ -158,10 +161,20 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._by_stage: dict[Stage, list[Member]] = {stage: [] for stage in Stage}
         self._listeners: list[Callable[[Member], None]] = []
+        self._doubters: list[Callable[[Member, bool], None]] = []
 
     def on_gone(self, listener: Callable[[Member], None]) -> None:
         """Call `listener` with each incarnation that is down, replaced or removed."""
         self._listeners.append(listener)
+
+    def on_doubt(self, listener: Callable[[Member, bool], None]) -> None:
+        """Call `listener` with each incarnation that has failed a leg, and whether it seems to be another engine."""
+        self._doubters.append(listener)
+
+    def doubt(self, member: Member, *, changed: bool = False) -> None:
+        """A leg has failed on this incarnation, or its answer names another engine than the answers before."""
+        for listener in self._doubters:
+            listener(member, changed)
 
     def add(self, name: str, stage: Stage, url: str, incarnation: str, peer: Peer = _UNKNOWN) -> Member:
         """Make an instance known; it is `STARTING`.

@@ -48,6 +48,14 @@ class Handoff:
             self.member.unpin(lease_ends_s)
 
 
+def seems_replaced(handle: Handle, member: Member) -> bool:
+    """Whether an engine that nobody has told us the id of names itself otherwise than before."""
+    # A data-parallel engine adds its rank to its id.
+    name = handle.engine_id.partition("_dp")[0]
+    seen, member.engine_seen = member.engine_seen, name or member.engine_seen
+    return bool(seen and name and seen != name and not member.peer.engine_id)
+
+
 def is_of(handle: Handle, member: Member) -> bool:
     """Whether a handle comes from this incarnation, as far as its engine's id is known."""
     known = member.peer.engine_id

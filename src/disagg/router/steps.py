@@ -12,7 +12,7 @@ from disagg.http.messages import JSON_TYPE, Answer, Header
 from disagg.http.origin import Outgoing
 from disagg.router.delivery import Stream
 from disagg.router.fleet import Member
-from disagg.router.handoff import Handoff, is_of
+from disagg.router.handoff import Handoff, is_of, seems_replaced
 from disagg.router.intake import Intake
 from disagg.router.legs import Failure, Leg, Source
 from disagg.router.recovery import with_prompt_ids
@@ -95,6 +95,8 @@ class Steps:
                     f"{member.name} answered with KV of engine {handle.engine_id}, which it is not."
                 )
                 return Failure(member.stage, member.name, "foreign-engine", retry=True, error=foreign)
+            if seems_replaced(handle, member):
+                route.legs.fleet.doubt(member, changed=True)
             return handoff
 
     @property

@@ -10,12 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from disagg.engines.base import PlannedProcess
-from disagg.engines.settings import is_secret
 from disagg.errors import Problem
 from disagg.serve.deployment import Deployment
+from disagg.topology.secrets import HIDDEN, is_secret, masked_words
 from disagg.units import printable
-
-_HIDDEN = "********"
 
 
 def render_json(deployment: Deployment, warnings: Sequence[Problem] = ()) -> str:
@@ -67,7 +65,7 @@ def _lines(process: PlannedProcess) -> list[Text]:
     }
     lines = [_fact(title, value) for title, value in facts.items() if value]
     lines += [_fact("env", f"{name}={shlex.quote(value)}") for name, value in _shown_env(process).items()]
-    lines.append(_fact("command", shlex.join(process.argv)))
+    lines.append(_fact("command", shlex.join(masked_words(process.argv))))
     lines += [_fact("note", note) for note in process.notes]
     return lines
 
@@ -79,8 +77,8 @@ def _fact(title: str, value: str) -> Text:
 def _fields(process: PlannedProcess) -> dict[str, object]:
     return {
         "name": process.name,
-        "argv": process.argv,
-        "command": shlex.join(process.argv),
+        "argv": masked_words(process.argv),
+        "command": shlex.join(masked_words(process.argv)),
         "env": _shown_env(process),
         "unset_env": process.unset_env,
         "cores": process.cores,
@@ -92,7 +90,7 @@ def _fields(process: PlannedProcess) -> dict[str, object]:
 
 
 def _shown_env(process: PlannedProcess) -> dict[str, str]:
-    return {name: _HIDDEN if is_secret(name) else value for name, value in sorted(process.env.items())}
+    return {name: HIDDEN if is_secret(name) else value for name, value in sorted(process.env.items())}
 
 
 def _warnings(deployment: Deployment, warnings: Sequence[Problem]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from disagg.errors import Problem
 from disagg.topology.provenance import Origin, Provenance, dotted
-from disagg.topology.spec import Stage
+from disagg.topology.spec import Stage, Topology
 from disagg.topology.yaml_source import Document
 
 
@@ -39,16 +39,18 @@ class Draft:
         values: Origin of each value, by dotted path.
         containers: Origin of each mapping of the file, by dotted path.
         problems: What could not be put in its place.
+        root: The model of the whole file.
     """
 
     data: dict[str, JsonValue] = field(default_factory=dict)
     values: dict[str, Origin] = field(default_factory=dict)
     containers: dict[str, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    root: type[BaseModel] = Topology
 
     def provenance(self) -> Provenance:
         """The origins as they are now."""
-        return Provenance(dict(self.values), dict(self.containers))
+        return Provenance(dict(self.values), dict(self.containers), self.root)
 
     def section(self, path: tuple[str, ...]) -> dict[str, JsonValue] | None:
         """The mapping at a path, or None if there is none."""
@@ -86,12 +88,12 @@ class Draft:
                 del origins[known]
 
 
-def merge(document: Document | None, settings: Sequence[Setting]) -> Draft:
+def merge(document: Document | None, settings: Sequence[Setting], root: type[BaseModel] = Topology) -> Draft:
     """Lay flags over a file: a flag replaces the file's value in the same place, whatever it was.
 
     A spread setting comes last, and reaches only pools that exist and have no value of their own there.
     """
-    draft = Draft()
+    draft = Draft(root=root)
     if document is not None:
         draft.data = document.data
         draft.values.update(document.values)

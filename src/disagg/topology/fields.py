@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -34,6 +34,7 @@ class Kind(StrEnum):
     LIST = "list"
     MAP = "map"
     SECTION = "section"
+    ENGINES = "engines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +68,48 @@ class SpecField:
 
 
 @cache
-def spec_fields() -> Mapping[str, SpecField]:
-    """All fields by path, in the order of the specs; the four pools each have their own."""
-    return types.MappingProxyType({f.path: f for f in _walk(Topology, "")})
+def spec_fields(root: type[BaseModel] = Topology) -> Mapping[str, SpecField]:
+    """All fields by path, in the order of the specs; the four pools each have their own.
+
+    Args:
+        root: The model of the whole file.
+    """
+    return types.MappingProxyType({f.path: f for f in _walk(root, "")})
 
 
-def children(path: str) -> tuple[str, ...]:
-    """Names of the fields directly inside a section; of the topology itself for the empty path."""
+def children(path: str, root: type[BaseModel] = Topology) -> tuple[str, ...]:
+    """Names of the fields directly inside a section; of the file itself for the empty path."""
     prefix = f"{path}." if path else ""
-    return tuple(f.name for f in spec_fields().values() if f.path == prefix + f.name)
+    return tuple(f.name for f in spec_fields(root).values() if f.path == prefix + f.name)
 
 
-def field_of(path: str) -> SpecField | None:
+def field_of(path: str, root: type[BaseModel] = Topology) -> SpecField | None:
     """The field that a path belongs to: its own, or the one that holds the list item or entry at the path."""
+    name, _, rest = path.partition(".")
+    item = _item_model(name, root) if rest.count(".") else None
+    if item is not None:
+        inner = spec_fields(item).get(rest.partition(".")[2])
+        return replace(inner, path=path) if inner is not None else None
     while path:
-        if (found := spec_fields().get(path)) is not None:
+        if (found := spec_fields(root).get(path)) is not None:
             return found
         path = path.rpartition(".")[0]
     return None
+
+
+def item_keys(path: str, root: type[BaseModel] = Topology) -> tuple[str, ...]:
+    """Names of the keys of a list's item at a path such as ``prefill.0``, if its items are mappings."""
+    name, _, index = path.rpartition(".")
+    item = _item_model(name, root) if index.isdigit() else None
+    return tuple(item.model_fields) if item is not None else ()
+
+
+def _item_model(name: str, root: type[BaseModel]) -> type[BaseModel] | None:
+    """The model of a list's items, if they are mappings."""
+    info = root.model_fields.get(name)
+    inner: Any = _unwrap(info)[0] if info is not None else None
+    item = next(iter(get_args(inner)), None) if get_origin(inner) is tuple else None
+    return item if isinstance(item, type) and issubclass(item, BaseModel) else None
 
 
 def pool_stage(path: str) -> Stage | None:
@@ -135,6 +160,9 @@ def _kind(inner: Any, info: FieldInfo) -> tuple[Kind, tuple[str, ...]]:
     if isinstance(inner, type) and issubclass(inner, Enum):
         return Kind.CHOICE, tuple(str(m.value) for m in inner)
     if get_origin(inner) is tuple:
+        item = get_args(inner)[0]
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            return Kind.ENGINES, ()
         named = get_args(info.annotation)
         return (Kind.PORTS if Ports in named else Kind.GROUPS if Groups in named else Kind.LIST), ()
     if get_origin(inner) is dict:
@@ -159,6 +187,7 @@ def _expects(kind: Kind, choices: tuple[str, ...], bounds: list[Any]) -> str:
         Kind.LIST: "a text, or a list of texts",
         Kind.MAP: "a mapping of names to values",
         Kind.SECTION: "a mapping of keys to values",
+        Kind.ENGINES: "a URL such as http://127.0.0.1:9900, or a list of URLs or of mappings with a url",
     }[kind]
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from pydantic import BaseModel
+
 from disagg.topology.fields import Kind, SpecField, pool_stage, spec_fields
-from disagg.topology.spec import Stage
+from disagg.topology.spec import Stage, Topology
 
 _POOL_NAMES: Mapping[str, tuple[str, ...]] = {
     "device_groups": ("device-group", "device-groups"),
@@ -25,6 +27,7 @@ _POOL_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "router.workers": ("router-workers",),
+    "dialect": ("dialect", "kv-dialect"),
     "link.dialect": ("kv-dialect", "link-dialect"),
     "link.side_channel_port": ("side-channel-port", "link-side-channel-port"),
     "link.handoff_port": ("kv-handoff-port", "kv-handOff-port", "handoff-port"),
@@ -72,7 +75,10 @@ class FlagDef:
     @property
     def many(self) -> bool:
         """Whether it takes all words up to the next flag."""
-        return self.field.kind in (Kind.PORTS, Kind.GROUPS, Kind.LIST) or self.field.name == "override_qaic_config"
+        return (
+            self.field.kind in (Kind.PORTS, Kind.GROUPS, Kind.LIST, Kind.ENGINES)
+            or self.field.name == "override_qaic_config"
+        )
 
     @property
     def metavar(self) -> str:
@@ -88,19 +94,26 @@ class FlagDef:
             Kind.PORTS: "PORTS",
             Kind.GROUPS: "IDS",
             Kind.LIST: "NAME",
+            Kind.ENGINES: "URL",
             Kind.MAP: "JSON",
         }
         return words.get(self.field.kind, "TEXT")
 
 
 @cache
-def flag_table() -> tuple[FlagDef, ...]:
-    """All flags, in the order of the fields that they set."""
+def flag_table(root: type[BaseModel] = Topology) -> tuple[FlagDef, ...]:
+    """All flags, in the order of the fields that they set.
+
+    Args:
+        root: The model of the whole file.
+    """
     table = [
         FlagDef(_names(f), f, tuple(f.path.split(".")), _group(f))
-        for f in spec_fields().values()
+        for f in spec_fields(root).values()
         if f.kind is not Kind.SECTION and f.name != "engine_args"
     ]
+    if root is not Topology:
+        return tuple(table)
     for tail, stages in _SPREAD.items():
         field = spec_fields()[f"{stages[0]}.{tail}"]
         names = _POOL_NAMES.get(tail, (tail.replace("_", "-"),))
@@ -109,14 +122,17 @@ def flag_table() -> tuple[FlagDef, ...]:
 
 
 @cache
-def flags_by_name() -> Mapping[str, FlagDef]:
+def flags_by_name(root: type[BaseModel] = Topology) -> Mapping[str, FlagDef]:
     """Every spelling of every flag, without leading dashes.
+
+    Args:
+        root: The model of the whole file.
 
     Raises:
         ValueError: If two flags share a spelling, which is a mistake in the tables above.
     """
     known: dict[str, FlagDef] = {}
-    for flag in flag_table():
+    for flag in flag_table(root):
         for name in flag.names:
             if name in known:
                 raise ValueError(f"--{name} would set {known[name].field.path} and {flag.field.path}")
@@ -124,14 +140,14 @@ def flags_by_name() -> Mapping[str, FlagDef]:
     return MappingProxyType(known)
 
 
-def flags_of(path: str) -> tuple[str, ...]:
+def flags_of(path: str, root: type[BaseModel] = Topology) -> tuple[str, ...]:
     """The flags that set a field, each with its dashes, the usual one first."""
-    return tuple(f"--{n}" for f in flag_table() if not f.spread and f.field.path == path for n in f.names)
+    return tuple(f"--{n}" for f in flag_table(root) if not f.spread and f.field.path == path for n in f.names)
 
 
 def _names(field: SpecField) -> tuple[str, ...]:
     stage = pool_stage(field.path)
-    if stage is not None:
+    if stage is not None and field.kind is not Kind.ENGINES:
         tail = field.path.partition(".")[2]
         return tuple(f"{stage}-{n}" for n in _POOL_NAMES.get(tail, (tail.replace("_", "-"),)))
     if field.path in _NAMES:
@@ -144,6 +160,8 @@ def _names(field: SpecField) -> tuple[str, ...]:
 
 def _group(field: SpecField) -> str:
     stage = pool_stage(field.path)
+    if field.kind is Kind.ENGINES:
+        return "engines"
     if stage is not None:
         return f"{stage} pool"
     section = field.path.partition(".")[0]

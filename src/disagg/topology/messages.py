@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from disagg.errors import Problem
-from disagg.topology.fields import Kind, children, field_of, spec_fields
+from disagg.topology.fields import Kind, children, field_of, item_keys, spec_fields
 from disagg.topology.provenance import dotted
+from disagg.topology.spec import Topology
 from disagg.units import comma_list
 
 _ENTRY_EXPECTS: Mapping[Kind, str] = {
     Kind.PORTS: "a port from 1 to 65535",
     Kind.GROUPS: "a device group such as 0..15 or 0,2,4",
     Kind.LIST: "a text",
+    Kind.ENGINES: "a URL such as http://127.0.0.1:9900, or a mapping with a url",
 }
 _NAME_RULES: Mapping[str, str] = {
     "env": "is no name of an environment variable; names have letters, digits and _",
@@ -47,15 +49,20 @@ def show(value: object) -> str:
     return str(value)
 
 
-def translate(error: ValidationError) -> list[Problem]:
-    """Each thing that the specs refused, at its dotted path."""
+def translate(error: ValidationError, root: type[BaseModel] = Topology) -> list[Problem]:
+    """Each thing that the specs refused, at its dotted path.
+
+    Args:
+        error: From the model of the whole file.
+        root: That model.
+    """
     details = error.errors(include_url=False)
     # A list whose items were all refused is then also called too short.
     bad_items = {detail["loc"][:-1] for detail in details}
-    return [_translate(d) for d in details if d["type"] != "too_short" or d["loc"] not in bad_items]
+    return [_translate(d, root) for d in details if d["type"] != "too_short" or d["loc"] not in bad_items]
 
 
-def _translate(detail: ErrorDetails) -> Problem:
+def _translate(detail: ErrorDetails, root: type[BaseModel]) -> Problem:
     # pydantic marks an error in a key of a mapping with a last element "[key]".
     in_key = detail["loc"][-1:] == ("[key]",)
     loc = detail["loc"][:-1] if in_key else detail["loc"]
@@ -63,13 +70,13 @@ def _translate(detail: ErrorDetails) -> Problem:
     if in_key:
         rule = next((text for word, text in _NAME_RULES.items() if word in loc), "is no valid name")
         return Problem(path, f"{str(loc[-1])!r} {rule}")
-    return Problem(path, _message(path, detail))
+    return Problem(path, _message(path, detail, root))
 
 
-def _message(path: str, detail: ErrorDetails) -> str:
+def _message(path: str, detail: ErrorDetails, root: type[BaseModel]) -> str:
     match detail["type"]:
         case "extra_forbidden":
-            return unknown_key(path)
+            return unknown_key(path, root)
         case "value_error":
             return str(detail.get("ctx", {}).get("error", detail["msg"]))
         case "missing":
@@ -78,11 +85,11 @@ def _message(path: str, detail: ErrorDetails) -> str:
             return "is an empty list; give at least one, or remove it"
         case "string_too_short":
             return "must not be empty"
-    return empty_message(path) if detail["input"] is None else _expected(path, detail)
+    return empty_message(path, root) if detail["input"] is None else _expected(path, detail, root)
 
 
-def _expected(path: str, detail: ErrorDetails) -> str:
-    field = field_of(path)
+def _expected(path: str, detail: ErrorDetails, root: type[BaseModel]) -> str:
+    field = field_of(path, root)
     if field is None:
         return detail["msg"]
     value = detail["input"]
@@ -97,9 +104,9 @@ def _expected(path: str, detail: ErrorDetails) -> str:
     return f"{message}; did you mean {guess}?" if guess else message
 
 
-def empty_message(path: str) -> str:
+def empty_message(path: str, root: type[BaseModel] = Topology) -> str:
     """Say that a key has no value, and what to do about it."""
-    field = spec_fields().get(path)
+    field = spec_fields(root).get(path)
     if field is None:
         return "has no value"
     if field.kind is Kind.SECTION:
@@ -109,15 +116,15 @@ def empty_message(path: str) -> str:
     return f"has no value; expected {field.expects}, or remove it for the default"
 
 
-def unknown_key(path: str) -> str:
+def unknown_key(path: str, root: type[BaseModel] = Topology) -> str:
     """Say that a key is unknown, and which known one was probably meant."""
     parent, _, name = path.rpartition(".")
-    known = children(parent)
+    known = children(parent, root) or item_keys(parent, root)
     guess = nearest(name.replace("-", "_"), known)
     place = f"key of {parent}" if parent else "key"
     if guess is not None:
         return f"unknown {place}; did you mean {guess}?"
-    elsewhere = sorted({f.path for f in spec_fields().values() if f.name == name})
+    elsewhere = sorted({f.path for f in spec_fields(root).values() if f.name == name})
     if elsewhere:
         return f"unknown {place}; it exists as {comma_list(elsewhere[:4])}"
     return f"unknown {place}; known are {comma_list(known)}"

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pydantic import BaseModel
+
 from disagg.errors import Problem
 from disagg.topology.flags import flags_of
+from disagg.topology.spec import Topology
 
 
 class OriginKind(StrEnum):
@@ -69,10 +72,12 @@ class Provenance:
     Attributes:
         values: Origin of each value that a flag or the file gave as a whole, by path.
         containers: Line of each mapping in the file, by path; not the origin of what is missing in it.
+        root: The model of the whole file.
     """
 
     values: Mapping[str, Origin] = field(default_factory=dict)
     containers: Mapping[str, Origin] = field(default_factory=dict)
+    root: type[BaseModel] = Topology
 
     def of(self, path: str) -> Origin:
         """Where the value at a path came from: a flag, a line of the file, or the default.
@@ -95,7 +100,7 @@ class Provenance:
             origin = self.values.get(part) or self.containers.get(part)
             if origin is not None:
                 return origin.text if origin.kind is OriginKind.FLAG else f"{origin.text}: {path}"
-        flags = flags_of(path)
+        flags = flags_of(path, self.root)
         return f"{path} ({flags[0]})" if flags else path
 
     def explain(self, problems: Iterable[Problem]) -> list[Problem]:

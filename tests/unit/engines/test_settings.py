@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from disagg.engines.settings import flag_name, flag_path, is_secret, stage_settings
+from disagg.engines.settings import flag_name, flag_path, stage_settings
+from disagg.topology.secrets import is_secret
 from disagg.topology.spec import Stage
 from tests.support.engine_cases import pair
 

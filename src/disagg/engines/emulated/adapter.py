@@ -25,13 +25,14 @@ from disagg.engines.findings import Findings, error, split, warning
 from disagg.engines.flags import base_name, flag_problem
 from disagg.engines.kv_events import FLAG as EVENTS_FLAG
 from disagg.engines.kv_events import events_config
-from disagg.engines.settings import flag_path, is_secret, stage_settings
+from disagg.engines.settings import flag_path, stage_settings
 from disagg.engines.sglang.dialect import BootstrapDialect
 from disagg.engines.vllm import dialects
 from disagg.engines.vllm.adapter import VllmAdapter
 from disagg.errors import Problem
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
+from disagg.topology.secrets import is_secret
 from disagg.topology.spec import Stage, Topology
 from disagg.units import format_id_group
 

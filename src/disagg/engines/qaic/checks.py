@@ -9,10 +9,11 @@ from disagg.engines.flags import flag_problem
 from disagg.engines.qaic import cores, speculation
 from disagg.engines.qaic.command import flag_table
 from disagg.engines.qaic.stage import MXINT8_NAMES, StagePlan, hands_over, plan, role
-from disagg.engines.settings import flag_path, is_secret
+from disagg.engines.settings import flag_path
 from disagg.errors import Problem
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
+from disagg.topology.secrets import is_secret
 from disagg.topology.spec import Stage, Topology
 from disagg.units import format_id_group
 

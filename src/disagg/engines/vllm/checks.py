@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from disagg.engines.base import FlagTable
 from disagg.engines.findings import Findings, error, shown, split, warning
 from disagg.engines.flags import flag_problem
-from disagg.engines.settings import StageSettings, flag_path, is_secret, stage_settings
+from disagg.engines.settings import StageSettings, flag_path, stage_settings
 from disagg.engines.speculation import translate
 from disagg.engines.vllm import dialect_checks, environment, pair
 from disagg.engines.vllm.command import KV_CACHE_DTYPES, TYPED_FLAGS, stage_flags, where_set, whole
@@ -18,6 +18,7 @@ from disagg.engines.vllm.transfer import hands_over
 from disagg.errors import Problem
 from disagg.topology.effective import stage_path
 from disagg.topology.instances import Instance
+from disagg.topology.secrets import is_secret
 from disagg.topology.spec import Platform, Stage, Topology
 from disagg.units import format_id_group
 

@@ -67,8 +67,8 @@ def make_page() -> str:
 def every_series() -> list[Series]:
     """Each metric of a router that has everything switched on."""
     fleet, clocks, client = Fleet((Stage.PREFILL, Stage.DECODE)), Clocks(), Client()
-    probe = ReadinessProbe("/health", "/metrics", None, "running", "waiting")
-    spec = RouterSpec(prefill_policy="prefix-affinity", decode_policy="power-of-two")
+    probe = ReadinessProbe("/health", "/metrics", None, "running", "waiting", kv_events_path="/kv-events")
+    spec = RouterSpec(prefill_policy="prefix-affinity", decode_policy="kv-affinity")
     steering = Steering(RouterConfig(("m",), spec, probe=probe), fleet, client, clocks, ())
     return [
         *Metrics(fleet, clocks.monotonic).series,

@@ -102,14 +102,14 @@ class Client:
             ) from error
         except OSError as error:
             raise UpstreamUnreachableError(f"{origin.authority} cannot be reached: {error}.") from error
+        if not connection.transport.is_closing():
+            # Only now: one whose request is cancelled while it is being made is closed by the loop, and uvloop does
+            # not tell its protocol.
+            self._open.add(connection)
+            self.sweeper.add(connection)
         return connection
 
     # What connections tell.
-
-    def opened(self, connection: UpstreamConnection) -> None:
-        """A connection stands."""
-        self._open.add(connection)
-        self.sweeper.add(connection)
 
     def closed(self, connection: UpstreamConnection) -> None:
         """A connection is gone."""

@@ -22,10 +22,6 @@ class Pool(Protocol):
 
     limits: ClientLimits
 
-    def opened(self, connection: UpstreamConnection) -> None:
-        """A connection stands."""
-        ...
-
     def closed(self, connection: UpstreamConnection) -> None:
         """A connection is gone."""
         ...
@@ -193,7 +189,6 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
         self.transport = cast("asyncio.Transport", transport)
-        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the answer."""

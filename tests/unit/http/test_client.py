@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from disagg.errors import UpstreamProtocolError, UpstreamTimeoutError, UpstreamUnreachableError
 from disagg.http.client import Client
 from disagg.http.limits import ClientLimits, LegTimes
+from disagg.http.messages import Request
 from disagg.http.origin import Origin, Outgoing
+from disagg.http.responder import Responder
+from disagg.http.server import Server
 
 TIMES = LegTimes(60.0, 60.0, 60.0)
 POST = Outgoing("POST", "/x", ((b"a", b"b"),), b"body")
@@ -405,3 +409,38 @@ async def test_a_server_that_accepts_nothing_is_given_up_in_time() -> None:
         for s in held:
             s.close()
         await client.close()
+
+
+async def connect_and_cancel(client: Client, origin: Origin) -> None:
+    task = asyncio.ensure_future(client.request(origin, Outgoing("GET", "/"), LegTimes(5, 5, 5)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connection(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Whatever the loop tells of a connection that it closes itself: the pool does not count it for ever."""
+
+    async def run() -> None:
+        async def never(request: Request, respond: Responder) -> None:
+            await asyncio.sleep(3600)
+
+        server = Server(never)
+        await server.start("127.0.0.1", 0)
+        client = Client()
+        origin = Origin.parse(f"http://127.0.0.1:{server.port}")
+        for _ in range(20):
+            await connect_and_cancel(client, origin)
+        for _ in range(100):
+            if client.open_connections:
+                await asyncio.sleep(0.01)
+        assert client.open_connections == 0
+        await client.close()
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())

@@ -86,6 +86,7 @@ class SideChannel:
         self.now = now
         self.gate = gate
         self.peers: set[_Peer] = set()
+        self.stopped = False
         self._listener: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -106,6 +107,7 @@ class SideChannel:
 
     def stop(self) -> None:
         """Stop listening and drop all peers."""
+        self.stopped = True
         if self._listener is not None:
             self._listener.close()
         for peer in tuple(self.peers):
@@ -122,6 +124,9 @@ class _Peer(Frames):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self._channel.stopped:
+            # It was accepted before the listener was closed.
+            self.transport.abort()
         self._channel.peers.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -228,6 +228,10 @@ class Puller:
                 _, link = await loop.create_connection(_Link, remote.host, remote.port)
                 answer = await link.ask("meta")
             return self._introduce(remote, link, answer)
+        except asyncio.CancelledError:
+            if link is not None:
+                link.transport.abort()
+            raise
         except (OSError, TimeoutError, TransferError, OverflowError) as error:
             if link is not None:
                 link.transport.abort()

@@ -59,9 +59,16 @@ def running(*settings: EngineSettings, pace: Pace | None = None) -> Iterator[Run
     finally:
         for instance in instances:
             up.call(instance.stop())
+        up.call(_last_turns())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _last_turns() -> None:
+    """What was accepted just before the end still gets closed."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def pair(

@@ -210,12 +210,6 @@ def _findings(topology: Topology, table: FlagTable) -> Findings:
             if problem is not None:
                 yield error(where, problem)
     yield from _block_sizes(topology)
-    yield from _dialect(topology)
-
-
-def _dialect(topology: Topology) -> Findings:
-    if topology.link.dialect not in {"auto", "nixl-pull"}:
-        yield error("link.dialect", f"{topology.link.dialect} is not emulated in this release; choose nixl-pull")
 
 
 def _block_sizes(topology: Topology) -> Findings:

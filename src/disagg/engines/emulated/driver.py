@@ -273,6 +273,9 @@ class Driver:
         """Read KV with the faults that are in force."""
         begun = self.clock.now()
         faults = self._faults.transfers()
+        if remote.key or faults.transfer == "half":
+            # It may never come; nothing writes into the blocks until it has, so an abort can free them at once.
+            self._stuck.add(seq)
         delay = self.engine.settings.transfer_s + faults.transfer_s
         if faults.transfer_bytes_per_s:
             delay += count * self.engine.settings.block_size * 8 / faults.transfer_bytes_per_s
@@ -281,14 +284,11 @@ class Driver:
         if faults.transfer == "lost":
             raise TransferError("the transfer was lost")
         if remote.key:
-            self._stuck.add(seq)  # aborted before it comes, nothing writes into its blocks
             wait_s = self.engine.settings.wait_s
             fetched = await puller.receive(remote, count, wait_s)
-            self._stuck.discard(seq)
             return self._received(fetched, begun, corrupt=faults.transfer == "corrupt")
         if faults.transfer == "half":
             await puller.read(remote, count // 2, notify=False)
-            self._stuck.add(seq)
             await asyncio.get_running_loop().create_future()
         data, size = await puller.read(remote, count, notify=not faults.notice)
         if faults.notice == "duplicate":

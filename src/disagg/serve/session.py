@@ -120,9 +120,9 @@ class _Session:
                 return 128 + signal.SIGINT
             progress.settle()
             seconds = time.monotonic() - self._began
-            if not await self._unless_stopped(self._greet(client, seconds)):
-                return 128 + signal.SIGINT
-            await self._unless_stopped(supervisor.failed())
+            # Everything is ready by now, whether a signal lets us say so or not.
+            if await self._unless_stopped(self._greet(client, seconds)):
+                await self._unless_stopped(supervisor.failed())
             return 0
         finally:
             ticking.cancel()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+if TYPE_CHECKING:  # keepers read this with the standard library alone
+    from pydantic import JsonValue
 
 HIDDEN = "********"
 """Stands in the place of a secret."""

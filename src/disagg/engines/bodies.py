@@ -77,10 +77,13 @@ def holds_several(raw: msgspec.Raw) -> bool:
 
     A list with one text, or with one list of ids, is one prompt.
     """
-    text = bytes(raw).lstrip()
+    # The first characters tell it nearly always, and a prompt may be megabytes.
+    text = bytes(memoryview(raw)[:64]).lstrip()
+    if len(text) < 2:
+        text = bytes(raw).lstrip()
     if not text.startswith(b"["):
         return False
-    first = text[1:].lstrip()[:1]
+    first = text[1:].lstrip()[:1] or bytes(raw).lstrip()[1:].lstrip()[:1]
     if first not in {b'"', b"["}:
         return False
     try:

@@ -141,7 +141,7 @@ def check_length(intake: Intake, limit: int | None) -> None:
     body = intake.body
     raw = body.get("prompt") or body.get("token_ids")
     # Each id takes two bytes at least, so most prompts need no counting.
-    if limit is None or raw is None or len(bytes(raw)) < 2 * limit:
+    if limit is None or raw is None or memoryview(raw).nbytes < 2 * limit:
         return
     count = bodies.prompt_ids(intake.api, body)
     if count is None or count <= limit or not bodies.is_null(body, "truncate_prompt_tokens"):

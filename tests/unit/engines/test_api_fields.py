@@ -152,3 +152,24 @@ def test_what_cannot_be_put_together(api: Api, fields: dict[str, Any], reason: s
 def test_length_of_a_prompt_of_token_ids(api: Api, fields: dict[str, Any], count: int | None) -> None:
     """Known without a tokenizer, where the client sent ids."""
     assert bodies.prompt_ids(api, body(**fields)) == count
+
+
+@pytest.mark.parametrize(
+    ("raw", "several"),
+    [
+        (b'"text"', False),
+        (b"[1,2]", False),
+        (b"[[1,2]]", False),
+        (b'["a"]', False),
+        (b'["a","b"]', True),
+        (b"[[1],[2]]", True),
+        (b"[]", False),
+        (b"", False),
+        (b" " * 100 + b"[" + b" " * 100 + b'"a", "b"]', True),
+        (b"[" + b" " * 100 + b"1, 2]", False),
+        (b"null", False),
+    ],
+)
+def test_a_list_of_prompts_is_told_from_one_prompt(raw: bytes, several: bool) -> None:
+    """Whatever the white space, and without reading a long text."""
+    assert bodies.holds_several(msgspec.Raw(raw)) is several

@@ -72,8 +72,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     bytes_out: int
     total_s: float
     first_byte_s: float | None = None
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
+    queue_s: float | None = None
+    prefill_s: float | None = None
     reason: str = ""
     error: str = ""
     detail: str = ""
@@ -102,8 +102,8 @@ def make_line(record: Record, request: Request, ended_at: float, wall: float) ->
         bytes_out=record.bytes_sent,
         total_s=round(ended_at - record.started_at, 6),
         first_byte_s=round(record.first_byte_at - record.started_at, 6) if record.first_byte_at else None,
-        queue_s=round(record.queue_s, 6),
-        prefill_s=round(record.prefill_s, 6),
+        queue_s=round(record.queue_s, 6) if record.queue_s else None,
+        prefill_s=round(record.prefill_s, 6) if record.prefill_s else None,
         reason=record.reason,
         error=record.error,
         detail=record.detail[:_MAX_TEXT],

@@ -255,13 +255,11 @@ class Router:
                 record.outcome = Outcome.REFUSED if record.status < 500 else Outcome.FAILED
         except DisaggError as error:
             record.fail(error.status, error_slug(error), str(error))
-            answer = error_reply(endpoint.path, error)
-            respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
+            _send(error_reply(endpoint.path, error), record, respond)
         except Exception:  # a bug of ours, told to the client with the id that the log has
             record.fail(500, "internal")
             if not respond.started:
-                answer = error_reply(endpoint.path, DisaggError("Internal server error"))
-                respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])
+                _send(error_reply(endpoint.path, DisaggError("Internal server error")), record, respond)
             raise
         except asyncio.CancelledError:
             record.outcome = Outcome.CLIENT_LEFT
@@ -375,3 +373,8 @@ def _refused(request: Request, endpoint: Endpoint) -> Answer:
 def _wrong_method(request: Request, allow: bytes) -> Answer:
     answer = error_reply(request.path, MethodNotAllowedError(f"{request.path} does not take {request.method}."))
     return Answer(answer.status, answer.body, (*answer.headers, (b"allow", allow)))
+
+
+def _send(answer: Answer, record: Record, respond: Responder) -> None:
+    record.bytes_sent = len(answer.body)
+    respond.send(answer.status, answer.body, [*record.headers(), *answer.headers])

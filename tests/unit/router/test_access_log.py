@@ -43,7 +43,7 @@ async def test_a_line_tells_the_story_of_a_request() -> None:
     assert 0 < line["prefill_s"] < line["first_byte_s"] <= line["total_s"]
     assert line["prompt_tokens"] == 7
     assert line["time"].endswith("+00:00")
-    assert "reason" not in line
+    assert not {"reason", "queue_s", "retries", "key", "detail"} & set(line)
     assert "error" not in line
 
 
@@ -77,6 +77,7 @@ async def test_each_ending_has_its_line() -> None:
     lines = stream.lines()
     assert [x["outcome"] for x in lines] == ["refused", "failed", "broken", "client_left"]
     assert [x["status"] for x in lines] == [400, 503, 200, 0]
+    assert all(x["bytes_out"] > 20 for x in lines[:2])
     assert [x.get("error") for x in lines] == ["bad-request", "decode-failed", "decode-broken", None]
 
 

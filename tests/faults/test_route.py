@@ -107,7 +107,10 @@ async def desk(text: str, path: Path | None = None) -> AsyncIterator[Desk]:
         return load_fleet(read_yaml_file(str(path)) if path is not None else read_yaml(text, name="r.yaml"))
 
     said = io.StringIO()
-    file = load().file.model_copy(update={"port": 0})
+    file = load().file
+    # Port 0 takes a free one, which the file format does not have.
+    router = file.router.model_copy(update={"admin_port": 0} if file.router.admin_port else {})
+    file = file.model_copy(update={"port": 0, "router": router})
     routing = Routing(file, Source(str(path), load, Console(file=said, width=200)))
     await routing.start()
     try:

@@ -106,6 +106,13 @@ class Roster:
         if name not in self._leaving:
             self._leaving[name] = asyncio.create_task(self._see_off(name, limit_s))
 
+    def keep(self, name: str) -> None:
+        """Let an engine that is on its way out stay, and give it requests again. Nothing happens to any other."""
+        leaving = self._leaving.pop(name, None)
+        if leaving is not None:
+            leaving.cancel()
+            self._park(name, False)
+
     async def _see_off(self, name: str, limit_s: float) -> None:
         ends_s = self._now() + limit_s
         while self._now() < ends_s:
@@ -133,8 +140,7 @@ class Roster:
             if wanted.get(name) == entry:
                 if name in self._leaving:
                     # It was on its way out, and the file has it again.
-                    self._leaving.pop(name).cancel()
-                    self._park(name, False)
+                    self.keep(name)
                     changes.append(f"{name} stays")
             elif name in wanted:
                 self.remove(name)  # it is somewhere else, or something else, now

@@ -14,9 +14,11 @@ from rich.console import Console
 
 from disagg.engines.dialects import dialect_named, probe_named
 from disagg.errors import DisaggError
+from disagg.router.admin import Admin
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet
+from disagg.router.keys import admin_key
 from disagg.router.probing import Prober
 from disagg.router.roster import Roster
 from disagg.topology.fleet_file import FleetFile, LoadedFleet
@@ -82,6 +84,9 @@ class Routing:
         self.router = Router(config, dialect_named(file.spoken), self.fleet, clocks)
         self.prober = Prober(self.fleet, self.router.client, self._spec, self.router.engine_headers)
         self.roster = Roster(self.fleet, self.prober, clocks.monotonic)
+        self.admin: Admin | None = None
+        if file.router.admin_port is not None:
+            self.admin = Admin(self.router, admin_key(file.router), clocks.monotonic, self.roster)
 
     def _spec(self) -> RouterSpec:
         return self.router.config.spec
@@ -105,6 +110,8 @@ class Routing:
             PreparationError: If the address cannot be bound.
         """
         await self.router.start(self._file.host, self._file.port)
+        if self.admin is not None:
+            await self.admin.start(self._file.router.admin_host, self._file.router.admin_port or 0)
         self.roster.follow(self._file)
         host = f"[{self._file.host}]" if ":" in self._file.host else self._file.host
         counts = ", ".join(f"{len(self._file.endpoints(s))} {s}" for s in self._file.stages())
@@ -112,6 +119,8 @@ class Routing:
 
     async def stop(self) -> None:
         """End everything at once. The engines are left as they are."""
+        if self.admin is not None:
+            await self.admin.stop()
         await self.prober.stop()
         await self.roster.stop()
         await self.router.stop()

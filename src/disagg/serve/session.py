@@ -23,9 +23,11 @@ from disagg.launch.ports import reserved_ports
 from disagg.launch.process import lost_processes
 from disagg.launch.progress import Progress, Row
 from disagg.launch.supervisor import Settings, Supervisor
+from disagg.router.admin import Admin
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet
+from disagg.router.keys import admin_key
 from disagg.serve.deployment import Deployment, settle
 from disagg.serve.first_token import first_token
 from disagg.serve.fleet_link import FleetLink
@@ -98,8 +100,11 @@ class _Session:
         fleet = Fleet(topology.stages())
         link = FleetLink(fleet, self._deployment.instances, self._deployment.peer)
         router = Router(self._router_config(), self._deployment.adapter.dialect(topology), fleet)
+        admin = self._admin(router)
         self._tell_of_lost_processes()
         await router.start(topology.host, topology.port)
+        if admin is not None:
+            await admin.start(topology.router.admin_host, topology.router.admin_port or 0)
         client = Client(ClientLimits())
         progress = self._progress()
         supervisor = Supervisor(members(self._deployment), self._settings(), client, [link, progress])
@@ -110,6 +115,8 @@ class _Session:
         finally:
             progress.settle()
             await self._shut_down(router, supervisor)
+            if admin is not None:
+                await admin.stop()
             await client.close()
 
     async def _until_stopped(self, supervisor: Supervisor, progress: Progress, client: Client) -> int:
@@ -195,6 +202,10 @@ class _Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, on_signal)
+
+    def _admin(self, router: Router) -> Admin | None:
+        spec = self._deployment.topology.router
+        return None if spec.admin_port is None else Admin(router, admin_key(spec), time.monotonic)
 
     def _router_config(self) -> RouterConfig:
         topology = self._deployment.topology

@@ -92,3 +92,9 @@ def test_wrong_limits_of_a_key_and_listing(capsys: pytest.CaptureFixture[str], t
     path.write_text(f"bob sha256:{'0' * 64} max_concurrent=2\n")
     assert main(["keys", "list", str(path)]) == 0
     assert capsys.readouterr().out == "bob max_concurrent=2\n"
+
+
+def test_the_example_file_loads() -> None:
+    """What the guide shows can be started with."""
+    example = Path(__file__).parents[3] / "examples/route.yaml"
+    assert load([], str(example)).file.stages() == (Stage.PREFILL, Stage.DECODE)

@@ -178,6 +178,7 @@ class Fanout:
         record.cached_tokens = sum(r.cached_tokens for r in parts)
         record.completion_tokens = sum(r.completion_tokens for r in parts)
         record.bytes_sent = sum(r.bytes_sent for r in parts)
+        record.prefill_s = max((r.prefill_s for r in parts), default=0.0)
         failed = next((r for r in parts if r.error), None)
         record.error = failed.error if failed is not None else ""
         record.detail = next((r.detail for r in parts if r.detail), "")

@@ -152,11 +152,18 @@ class Passing:
         record.first_byte_at = self._legs.now() if response.status < 400 else 0.0
         leg.outcome = "ok" if response.status < 400 else "refused" if response.status < 500 else "failed"
         if response.complete:
-            respond.send(response.status, await response.read(), headers)
+            body = await response.read()
+            record.bytes_sent = len(body)
+            respond.send(response.status, body, headers)
             return
         length = response.header(b"content-length")
         known = int(length) if length is not None and length.isdigit() else None
         respond.start(response.status, headers, length=known)
         respond.on_flow(lambda writable: response.resume() if writable else response.pause())
-        await response.relay(respond.write)
+
+        def write(data: bytes) -> None:
+            record.bytes_sent += len(data)
+            respond.write(data)
+
+        await response.relay(write)
         respond.finish()

@@ -12,6 +12,9 @@ from disagg.cli.emulate_topology import lay_out, write_route_file
 from disagg.cli.main import main
 from disagg.engines.emulated.settings import Role
 from disagg.errors import ConfigError
+from disagg.topology.fleet_file import load_fleet
+from disagg.topology.spec import Stage
+from disagg.topology.yaml_source import read_yaml_file
 
 TOPOLOGY = """\
 model: toy
@@ -49,6 +52,7 @@ def test_every_instance_of_a_topology_runs_here(config: Path, tmp_path: Path) ->
                 await instance.stop()
 
     asyncio.run(start_and_describe())
+    assert len(load_fleet(read_yaml_file(str(tmp_path / "route.yaml")), [], []).file.endpoints(Stage.DECODE)) == 32
     told = yaml.safe_load((tmp_path / "route.yaml").read_text())
     assert (told["model"], told["engine"], told["dialect"], told["port"]) == ("toy", "emulated", "mooncake", 18123)
     planned = [f"http://127.0.0.1:{engine.where.port}" for engine in layout.engines]

@@ -49,7 +49,9 @@ class Responses(GeneratingApi):
         """Check a request. State on the server is not kept, as on a vLLM without its store."""
         fields = Fields(body)
         if body.get("input") is None:
-            fields.problems.append(problem("missing", "body.input", "Field required", dict(body)))
+            # The real server has put an id into the body by then, and counts it.
+            shown = {"request_id": "", **body}
+            fields.problems.append(problem("missing", "body.input", "Field required", shown))
         fields.done()
         if body.get("background") and body.get("store", True):
             raise InvalidResponseRequestError(
@@ -148,7 +150,7 @@ class ResponsesForm:
         body, identity = self._body, self._identity
         cut = seq is not None and seq.finish_reason == "length"
         status = "in_progress" if seq is None else "incomplete" if cut else "completed"
-        tools = body.get("tools") or []
+        tools = [_shown_tool(tool) for tool in body.get("tools") or ()]
         return {
             "id": identity.id,
             "created_at": identity.created,
@@ -220,7 +222,9 @@ class ResponsesForm:
     # Streamed.
 
     def _event(self, kind: str, rest: dict[str, Any]) -> bytes:
-        data = _encode({**rest, "sequence_number": self._number, "type": kind})
+        name = rest.pop("name", None)
+        event = dict(sorted({**rest, "sequence_number": self._number}.items())) | {"type": kind}
+        data = _encode(event if name is None else event | {"name": name})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
@@ -314,6 +318,11 @@ class ResponsesForm:
 
 
 _EVENTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description")
+    return {name: tool.get(name) for name in (*names, "output_schema")}
 
 
 def _message(text: str | None, status: str) -> dict[str, Any]:

@@ -79,23 +79,29 @@ def render(
     generation = api.read(body, settings, tokenizer)
     identity = api.identify(given, body, generation.model, "", details=False)
     stop = body.get("stop") or body.get("stop_sequences") or []
-    shared = {
+    temperature = float(body.get("temperature", 1.0))
+    shared: dict[str, Any] = {
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "temperature": float(body.get("temperature", 1.0)),
-        "top_p": float(body.get("top_p", 1.0)),
+        "temperature": temperature,
+    }
+    if temperature:
+        shared |= {"top_p": float(body.get("top_p", 1.0)), "min_p": float(body.get("min_p", 0.0))}
+    shared |= {
         "stop": [stop] if isinstance(stop, str) else stop,
         "stop_token_ids": body.get("stop_token_ids") or [],
+        **_limits(generation.samplings[0]),
         "output_kind": 2,
         "skip_clone": True,
-        "bad_words": [],
-        "skip_reading_prefix_cache": False,
     }
+    if api.prefix == "resp":
+        shared["extra_args"] = {}
+    shared |= {"bad_words": [], "skip_reading_prefix_cache": False}
     out = []
     for number, tokens in enumerate(generation.prompts):
         name = f"{identity.id}-{number}" if identity.numbered else identity.id
-        out.append(_rendered(name, tokens, {**shared, **_limits(generation.samplings[0])}, generation, body))
+        out.append(_rendered(name, tokens, shared, generation, body))
     return out if identity.numbered else out[0]
 
 

@@ -243,7 +243,7 @@ class FakeDialect(Dialect):
             leg["kv_transfer_params"] = handle.params
         return msgspec.json.encode(leg)
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         if handle is None:
             return None
         return Call(RELEASE, msgspec.json.encode({"release": handle.params}))
@@ -283,7 +283,7 @@ class PairedDialect(Dialect):
     def abort(self, transfer: Transfer) -> Call | None:
         return Call(ABORT, msgspec.json.encode({"abort": transfer.key}))
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         return Call(RELEASE, msgspec.json.encode({"release": transfer.key}))
 
     def _tied(self, body: Body, transfer: Transfer, stage: str) -> bytes:

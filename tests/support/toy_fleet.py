@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 
 from disagg.engines.base import Dialect, Peer
 from disagg.engines.emulated.instance import Addresses, Instance
-from disagg.engines.emulated.settings import EngineSettings, Pace, Role, SimplePace
+from disagg.engines.emulated.settings import DialectName, EngineSettings, Pace, Role, SimplePace
+from disagg.engines.sglang.dialect import BootstrapDialect
+from disagg.engines.vllm.dialect_lmcache import LMCacheDialect
+from disagg.engines.vllm.dialect_mooncake import MooncakeDialect
 from disagg.engines.vllm.dialect_pull import PullDialect
+from disagg.engines.vllm.dialect_push import PushDialect
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet, State
@@ -27,6 +31,27 @@ SETTINGS = EngineSettings(
     lease_s=20.0,
     handshake_timeout_s=0.3,
 )
+
+
+DIALECTS: dict[DialectName, Dialect] = {
+    "nixl-pull": PullDialect(),
+    "nixl-push": PushDialect(),
+    "mooncake": MooncakeDialect(),
+    "lmcache": LMCacheDialect(),
+    "sglang": BootstrapDialect(),
+}
+
+
+def peer_of(instance: Instance) -> Peer:
+    """What other engines have to be told about one that is up."""
+    where = instance.addresses
+    return Peer(
+        instance.settings.engine_id,
+        "127.0.0.1",
+        where.side_channel_port,
+        where.side_channel_port,
+        where.bootstrap_port,
+    )
 
 
 @dataclass
@@ -66,7 +91,7 @@ async def toy_fleet(
     decode: int = 1,
     *,
     pace: Pace | None = None,
-    dialect: Dialect | None = None,
+    dialect: DialectName = "nixl-pull",
     linger_s: float = 30.0,
     **spec: object,
 ) -> AsyncIterator[ToyFleet]:
@@ -77,11 +102,11 @@ async def toy_fleet(
     for stage, count, role in ((Stage.PREFILL, prefill, Role.PRODUCER), (Stage.DECODE, decode, Role.CONSUMER)):
         for n in range(count):
             name = f"{stage}-{n}"
-            settings = replace(SETTINGS, role=role, engine_id=f"{name}-one")
+            settings = replace(SETTINGS, role=role, engine_id=f"{name}-one", dialect=dialect)
             stages[stage].append(Instance(settings, pace or SimplePace(), anywhere))
     alone = Instance(replace(SETTINGS, engine_id="alone"), SimplePace(), anywhere)
     config = RouterConfig((MODEL,), RouterSpec.model_validate(spec), lease_s=SETTINGS.lease_s, linger_s=linger_s)
-    router = Router(config, dialect or PullDialect(), fleet, tick_s=0.02)
+    router = Router(config, DIALECTS[dialect], fleet, tick_s=0.02)
     everybody = [alone, *stages[Stage.PREFILL], *stages[Stage.DECODE]]
     try:
         for instance in everybody:
@@ -89,7 +114,7 @@ async def toy_fleet(
         for stage, instances in stages.items():
             for n, instance in enumerate(instances):
                 engine_id = instance.settings.engine_id
-                fleet.add(f"{stage}-{n}", stage, instance.url, engine_id, Peer(engine_id))
+                fleet.add(f"{stage}-{n}", stage, instance.url, engine_id, peer_of(instance))
                 fleet.mark(f"{stage}-{n}", engine_id, State.READY)
         await router.start("127.0.0.1", 0)
         yield ToyFleet(router, stages[Stage.PREFILL], stages[Stage.DECODE], alone)

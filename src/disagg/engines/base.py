@@ -344,9 +344,15 @@ class Dialect(Protocol):
         del transfer
         return None
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
-        """What makes a *decode* engine tell prefill that nobody will fetch the KV; None if only the lease ends it."""
-        del transfer, handle
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
+        """What makes a *decode* engine tell prefill that nobody will fetch the KV; None if only the lease ends it.
+
+        Args:
+            api: What the client called.
+            transfer: The attempt, whose key is the call's `x-request-id`.
+            handle: What prefill answered; None if it was given up before.
+        """
+        del api, transfer, handle
         return None
 
 

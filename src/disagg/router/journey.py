@@ -71,7 +71,7 @@ class Journey:
         self._hints: Hints | None = None
         self._why_no_prefill = "no-prefill-instance"
         self._recovery: Recovery | None = None
-        if route.spec.recover_streams and intake.stream and merge is None:
+        if route.spec.recover_streams and intake.stream:
             self._recovery = Recovery(intake.api, intake.body, can_continue=route.dialect.takes_prompt_ids)
             self._delivery.recoverable = self._recovery.refusal is None
             self._delivery.why_not = self._recovery.refusal or ""
@@ -114,7 +114,7 @@ class Journey:
             fetched = self._record.first_byte_at > 0
             handoff.unpin(None if fetched else handoff.since + self._route.lease_s)
         elif handoff is not None:
-            self._route.releases.release(handoff, "client-left-or-failed", self._intake.headers)
+            self._route.releases.release(handoff, "client-left-or-failed", self._intake)
         if handoff is not None:
             self._record.prefill_s = handoff.took_s
             self._record.prompt_tokens = handoff.handle.prompt_tokens
@@ -207,7 +207,7 @@ class Journey:
         if pair is not None:
             pair.give_up(failure)
         elif failure.answer is not None and self._handoff is not None and self._handoff.used:
-            self._route.releases.release(self._handoff, "decode-failed", self._intake.headers)
+            self._route.releases.release(self._handoff, "decode-failed", self._intake)
 
     def _may_retry(self, failure: Failure) -> bool:
         self._crashes += failure.crashed
@@ -313,7 +313,7 @@ class Journey:
             handoff.unpin(None if fetched else handoff.since + self._route.lease_s)
         else:
             self._legs.metrics.handoff_failed(reason)
-            self._route.releases.release(handoff, reason, self._intake.headers)
+            self._route.releases.release(handoff, reason, self._intake)
 
     # The answer.
 
@@ -326,17 +326,16 @@ class Journey:
         return Answer(answer.status, self._merge.whole(self._intake.api, prefilled, answer.body), answer.headers)
 
     async def _stream(self, stream: Stream) -> Failure | None:
-        if self._delivery.recoverable:
-            stream.change = self._recovery
         if self._merge is not None:
             prefilled = self._prefilled_answer()
             if prefilled:
                 try:
-                    change = self._merge.stream(self._intake.api, prefilled)
+                    stream.change = self._merge.stream(self._intake.api, prefilled)
                 except UpstreamError:
                     stream.leg.close()
                     raise
-                stream = Stream(stream.leg, stream.response, change)
+        if self._recovery is not None and self._delivery.recoverable:
+            stream.change = self._recovery.behind(stream.change)
         return await self._delivery.stream(stream)
 
     def _prefilled_answer(self) -> bytes:

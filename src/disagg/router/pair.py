@@ -130,9 +130,11 @@ class Pair:
     def _let_go(self, reason: str, *, nobody_reads: bool) -> None:
         handoff = self.handoff
         if handoff is None:
-            return
-        if nobody_reads:
-            self._releases.release(handoff, reason, self._steps.intake.headers)
+            # A prefill that was cut off may have finished on its engine; one that failed has kept nothing.
+            if nobody_reads and not isinstance(_outcome(self._prefilling), Failure):
+                self._releases.forget(self._transfer, self._members[0], self._steps.intake)
+        elif nobody_reads:
+            self._releases.release(handoff, reason, self._steps.intake)
         elif self._handed_on:
             handoff.unpin(None)
         else:

@@ -21,6 +21,7 @@ from disagg.engines import bodies
 from disagg.engines.base import Api, Body
 from disagg.router.framing import DONE
 from disagg.router.recoverable import why_not
+from disagg.router.sink import StreamFilter
 
 _TRUE = msgspec.Raw(b"true")
 # A quote inside a JSON string has a backslash before it, so these match keys only.
@@ -66,6 +67,12 @@ class Recovery:
     def leg_body(self) -> Body:
         """The client's body, with the ids of its tokens asked for."""
         return {**self._body, "return_token_ids": _TRUE}
+
+    def behind(self, other: StreamFilter | None) -> StreamFilter:
+        """This after another filter."""
+        if other is None:
+            return self
+        return lambda data: self(other(data))
 
     def __call__(self, data: bytes) -> bytes:
         """Note what passes, and make it the client's."""

@@ -22,12 +22,14 @@ from disagg.http.origin import Outgoing
 from disagg.router.background import Background
 from disagg.router.fleet import Member
 from disagg.router.handoff import Handoff
+from disagg.router.intake import Intake
 from disagg.router.legs import Legs
 from disagg.topology.spec import Stage
 
 MAX_AT_ONCE = 64
 """Calls of this kind that may be under way; a storm of clients that leave must not become a storm on the engines."""
 _TIMEOUT_S = 10.0
+_TRIES = 2
 
 Headers = tuple[Header, ...]
 
@@ -47,25 +49,36 @@ class Releases:
         self._lease_s = lease_s
         self.background = Background(MAX_AT_ONCE)
 
-    def release(self, handoff: Handoff, reason: str, headers: Headers) -> None:
+    def release(self, handoff: Handoff, reason: str, intake: Intake) -> None:
         """Let KV go that nobody will fetch; nothing happens if it has been fetched or let go before.
 
         Args:
             handoff: What prefill holds.
             reason: Why, as a word for metrics.
-            headers: Of the request, with the credentials that engines want.
+            intake: The request.
         """
         if not handoff.pinned:
             return
-        fleet = self._legs.fleet
-        if not fleet.is_current(handoff.member):
+        if not self._legs.fleet.is_current(handoff.member):
             handoff.unpin(None)  # it went with its process
             return
-        call = self._dialect.release(handoff.transfer, handoff.handle)
+        call = self._dialect.release(intake.api, handoff.transfer, handoff.handle)
         if call is None:
             self.leave(handoff, reason)
-        elif not self.background.spawn(self._release(handoff, call, reason, headers)):
+        elif not self.background.spawn(self._release(handoff, call, reason, intake.headers)):
             self.leave(handoff, "too-many-releases")
+
+    def forget(self, transfer: Transfer, prefill: Member, intake: Intake) -> None:
+        """A prefill leg was cut off: should its engine have finished it all the same, its KV is let go.
+
+        Args:
+            transfer: The attempt.
+            prefill: Who was computing the prompt.
+            intake: The request.
+        """
+        call = self._dialect.release(intake.api, transfer, None)
+        if call is not None and self._legs.fleet.is_current(prefill):
+            self.background.spawn(self._forget(call, transfer, intake.headers))
 
     def leave(self, handoff: Handoff, reason: str) -> None:
         """Leave KV to its lease; nothing happens if it has been fetched or let go before."""
@@ -82,14 +95,29 @@ class Releases:
     async def _release(self, handoff: Handoff, call: Call, reason: str, headers: Headers) -> None:
         done = False
         try:
-            member = self._legs.pick(Stage.DECODE, (), ())
-            done = member is not None and await self._tell(member, call, headers)
+            done = await self._tell_a_decode(call, handoff.transfer, headers)
         finally:
             if done:
                 handoff.unpin(None)
                 self._legs.metrics.released(reason)
             else:
                 self.leave(handoff, "release-failed")
+
+    async def _forget(self, call: Call, transfer: Transfer, headers: Headers) -> None:
+        if not await self._tell_a_decode(call, transfer, headers):
+            self._legs.metrics.left_to_lease("release-failed")
+
+    async def _tell_a_decode(self, call: Call, transfer: Transfer, headers: Headers) -> bool:
+        asked: set[str] = set()
+        while len(asked) < _TRIES:
+            # The first one may be just the engine that has failed the request.
+            member = self._legs.pick(Stage.DECODE, (), asked)
+            if member is None:
+                return False
+            asked.add(member.name)
+            if await self._tell(member, call, (*headers, (b"x-request-id", transfer.key.encode()))):
+                return True
+        return False
 
     async def _abort(self, member: Member, call: Call, headers: Headers) -> None:
         await self._tell(member, call, headers)

@@ -130,14 +130,17 @@ def read_completion(answer: bytes, *, only_length: bool) -> Handle:
     return Handle(NOTHING, "", read.usage.prompt(), read.usage.cached_tokens)
 
 
-def refused_leg(params: msgspec.Raw) -> Call:
+def refused_leg(api: Api, params: msgspec.Raw) -> Call:
     """A decode leg that vLLM refuses at its door for a model that nobody serves.
 
     Since 0.32 the door tells the prefill engine that a refused request will not fetch its KV, so the blocks are free
     at once, and no KV moves. A leg that is admitted would have to read all of it first.
     """
-    body = {"model": _NO_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": params}
-    return Call(Api.COMPLETIONS.value, msgspec.json.encode(body), frozenset({404}))
+    chat = api is Api.CHAT
+    prompt = {"messages": [{"role": "user", "content": "-"}]} if chat else {"prompt": [0]}
+    body = {"model": _NO_MODEL, **prompt, "max_tokens": 1, "kv_transfer_params": params}
+    path = Api.CHAT if chat else Api.COMPLETIONS
+    return Call(path.value, msgspec.json.encode(body), frozenset({404}))
 
 
 def rank_of(transfer: Transfer) -> int:

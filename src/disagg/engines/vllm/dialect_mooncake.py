@@ -95,10 +95,10 @@ class MooncakeDialect(Dialect):
             leg["kv_transfer_params"] = _sender(transfer)
         return bodies.encode(leg)
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         """A leg that decode refuses: it asks prefill for no blocks of this transfer."""
         del handle
-        return refused_leg(_sender(transfer))
+        return refused_leg(api, _sender(transfer))
 
 
 def _sender(transfer: Transfer) -> msgspec.Raw:

@@ -109,7 +109,7 @@ class PullDialect(Dialect):
             leg["kv_transfer_params"] = handle.params
         return bodies.encode(leg)
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         """A leg that decode refuses: it tells the owner of the blocks without reading them."""
         del transfer
-        return refused_leg(handle.params) if handle is not None else None
+        return refused_leg(api, handle.params) if handle is not None else None

@@ -28,10 +28,11 @@ class _Params(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     usage: Usage
-    kv_transfer_params: _Params
+    kv_transfer_params: msgspec.Raw
 
 
 _answer = msgspec.json.Decoder(_Answer)
+_params = msgspec.json.Decoder(_Params)
 
 
 class PushDialect(Dialect):
@@ -66,12 +67,12 @@ class PushDialect(Dialect):
         """
         try:
             read = _answer.decode(answer)
+            params = _params.decode(read.kv_transfer_params)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HandoffError(f"The prefill engine's answer does not tell that its KV was kept: {error}.") from error
-        return Handle(
-            msgspec.Raw(b"null"), read.kv_transfer_params.remote_engine_id, read.usage.prompt(),
-            read.usage.cached_tokens,
-        )  # fmt: skip
+        usage = read.usage
+        raw = read.kv_transfer_params.copy()
+        return Handle(raw, params.remote_engine_id, usage.prompt(), usage.cached_tokens)
 
     def decode_body(self, api: Api, body: Body, transfer: Transfer | None, handle: Handle | None) -> bytes:
         """The client's own body, with prefill's engine and side channel.
@@ -85,10 +86,10 @@ class PushDialect(Dialect):
             leg["kv_transfer_params"] = _writer(transfer)
         return bodies.encode(leg)
 
-    def release(self, transfer: Transfer, handle: Handle | None) -> Call | None:
+    def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         """A leg that decode refuses: it tells prefill that no block waits for the KV."""
-        del handle
-        return refused_leg(_writer(transfer))
+        # Prefill's own answer names the request as prefill does.
+        return refused_leg(api, handle.params if handle is not None else _writer(transfer))
 
 
 def _writer(transfer: Transfer) -> msgspec.Raw:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from disagg.http.messages import Request
@@ -181,4 +183,16 @@ async def test_the_retry_budget_ends_a_storm_of_retries() -> None:
         r.skew[0] += 10
         assert (await r.ask()).status == 503
         assert await r.metric("disagg_retries_total") == 12
+        await r.settled()
+
+
+@pytest.mark.parametrize(("limit", "opened"), [("request_timeout_s", 0), ("idle_timeout_s", 1)])
+async def test_a_stream_that_takes_all_of_its_time_is_nobodys_fault(limit: str, opened: int) -> None:
+    """The request was too long for its limit; an engine that falls silent within a stream has failed."""
+    spec: dict[str, Any] = {limit: 0.2}
+    async with rig(breaker_failures=1, **spec) as r:
+        r.d.script.append(mock.streamed(mock.EVENTS[:1], end="hang"))
+        await r.ask(STREAM)
+        assert await r.metric("disagg_legs_total", stage="decode", outcome="timeout") == 1
+        assert await r.metric("disagg_breaker_opened_total") == opened
         await r.settled()

@@ -99,6 +99,47 @@ def test_an_engine_that_leaves_is_forgotten() -> None:
     assert old is not None
     world.fleet.update("decode-1", "second")
     assert not world.breakers.any_tripped
+    other = world.fleet.get("prefill-0")
+    assert other is not None
+    world.fleet.remove("prefill-0")
     for _ in range(10):
-        world.breakers.failed(old, world.now, world.now)
+        world.breakers.failed(other, world.now, world.now)
     assert not world.breakers.any_tripped
+
+
+def fail(world: World, prefill: str, decode: str, times: int) -> None:
+    p, d = world.fleet.get(prefill), world.fleet.get(decode)
+    assert p is not None
+    assert d is not None
+    for _ in range(times):
+        world.now += 0.1
+        world.breakers.failed(d, world.now, world.now, p)
+
+
+def test_partners_of_a_guilty_engine_are_forgiven() -> None:
+    """Two failures with an engine that is out by now do not weigh on the next one with another."""
+    world = World(2, 2, "", 0)
+    fail(world, "prefill-0", "decode-0", 2)
+    fail(world, "prefill-1", "decode-0", 1)
+    assert world.held() == {"decode-0"}
+    fail(world, "prefill-0", "decode-1", 2)
+    assert world.held() == {"decode-0"}
+
+
+def test_an_engine_that_was_blamed_for_another_one_is_let_go() -> None:
+    """Decode was out after failures with one prefill only; that prefill then fails with the next decode too."""
+    world = World(2, 2, "", 0)
+    fail(world, "prefill-0", "decode-0", 3)
+    assert world.held() == {"decode-0"}
+    fail(world, "prefill-0", "decode-1", 3)
+    assert world.held() == {"prefill-0"}
+
+
+def test_failures_with_an_engine_that_is_out_are_that_ones() -> None:
+    """A burst of late failures does not take its partners along."""
+    world = World(2, 2, "", 0)
+    fail(world, "prefill-0", "decode-0", 1)
+    fail(world, "prefill-1", "decode-0", 2)
+    for _ in range(20):
+        fail(world, "prefill-0", "decode-0", 1)
+        assert world.held() == {"decode-0"}

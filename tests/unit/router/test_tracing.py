@@ -19,7 +19,7 @@ from disagg.router.observer import Observer
 from disagg.router.tracing import OtelTracer
 from disagg.topology.router_spec import Router as RouterSpec
 from tests.support import mock_engine as mock
-from tests.support.rig import MODEL, rig
+from tests.support.rig import MODEL, Call, rig
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -119,15 +119,14 @@ async def test_requests_on_one_connection_are_not_each_others_children() -> None
     """The context of a request ends with it."""
     with recorded() as (tracer, exporter):
         async with rig(tracer=tracer) as r:
-            call = await r.call()
-            await call.reply()
-            await r.settled()
             body = b'{"model": "m", "prompt": "x"}'
-            call.send(
-                b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(body), body)
-            )
-            await call.reply()
+            request = b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+            request += b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            call = await Call.open(r.router.port)
+            # Both at once: the second one begins in the task of the first.
+            call.send(request + request)
+            for _ in range(2):
+                await call.reply()
             await call.close()
             await r.settled()
         requests = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import ClassVar
-from uuid import uuid4
 
 from disagg.engines.emulated.driver import Driver
 from disagg.engines.emulated.form import Form, Identity
@@ -73,7 +73,7 @@ class Exchange:
         for number, prompt in enumerate(generation.prompts):
             base = f"{self._identity.internal}-{number}" if self._identity.numbered else self._identity.internal
             for choice, sampling in enumerate(generation.samplings):
-                request_id = f"{base}-{uuid4().hex[:8]}"
+                request_id = f"{base}-{os.urandom(4).hex()}"
                 source = remote[len(out) % len(remote)] if remote else None
                 if source is not None and source.key == "?":
                     source = replace(source, key=request_id)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from disagg.engines.emulated.answers import OpenAiForm
 from disagg.engines.emulated.form import Form, Identity
@@ -22,9 +22,11 @@ class GeneratingApi(ABC):
 
     Attributes:
         prefix: What the answer's id begins with, before the id that the caller gave.
+        numbered: Inside the engine each prompt of a request has a number.
     """
 
     prefix: ClassVar[str]
+    numbered: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], settings: EngineSettings, tokenizer: Tokenizer) -> Generation:
@@ -38,8 +40,8 @@ class GeneratingApi(ABC):
         self, given: str | None, body: Mapping[str, Any], model: str, fingerprint: str, *, details: bool
     ) -> Identity:
         """What the answer repeats, from the request's own id if it has one."""
-        name = f"{self.prefix}-{given or body.get('request_id') or uuid4().hex}"
-        return Identity(name, name, int(time.time()), model, fingerprint, details)
+        name = f"{self.prefix}-{given or body.get('request_id') or os.urandom(16).hex()}"
+        return Identity(name, name, int(time.time()), model, fingerprint, details, self.numbered)
 
     def form(self, generation: Generation, identity: Identity, body: Mapping[str, Any], tokenizer: Tokenizer) -> Form:
         """Who writes the answer."""

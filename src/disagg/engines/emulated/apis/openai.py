@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from disagg.engines.emulated.apis.base import GeneratingApi
-from disagg.engines.emulated.form import Identity
 from disagg.engines.emulated.model import Tokenizer
 from disagg.engines.emulated.requests import Generation, read_generation
 from disagg.engines.emulated.settings import EngineSettings
@@ -27,13 +25,8 @@ class Completions(GeneratingApi):
     """`/v1/completions`."""
 
     prefix = "cmpl"
+    numbered = True
 
     def read(self, body: Mapping[str, Any], settings: EngineSettings, tokenizer: Tokenizer) -> Generation:
         """Check a request."""
         return read_generation(body, "completion", settings, tokenizer)
-
-    def identify(
-        self, given: str | None, body: Mapping[str, Any], model: str, fingerprint: str, *, details: bool
-    ) -> Identity:
-        """Inside the engine each prompt of a request has a number."""
-        return replace(super().identify(given, body, model, fingerprint, details=details), numbered=True)

@@ -46,6 +46,7 @@ from disagg.router.metrics import CONTENT_TYPE
 from disagg.router.models import PATH as MODELS
 from disagg.router.models import Models
 from disagg.router.observer import Observer
+from disagg.router.openapi import openapi_document
 from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
@@ -133,6 +134,7 @@ class Router:
             "/health": self._health,
             "/metrics": self._show_metrics,
             "/version": self._version,
+            "/openapi.json": self._openapi,
         }
         fleet.on_gone(self._member_gone)
 
@@ -355,6 +357,9 @@ class Router:
 
     async def _show_metrics(self, request: Request) -> Answer:
         return Answer(200, self.metrics.render(), ((b"content-type", CONTENT_TYPE),))
+
+    async def _openapi(self, request: Request) -> Answer:
+        return json_answer(200, openapi_document(self.config.served_model_names))
 
     async def _version(self, request: Request) -> Answer:
         return json_answer(200, {"version": __version__})

@@ -68,6 +68,8 @@ def test_a_block_whose_parent_is_not_known_is_left_out() -> None:
 def test_a_block_is_held_until_its_last_copy_is_gone() -> None:
     """Two requests that computed it at the same time left two, and an offloaded one is a third."""
     block = stored([1], [1, 2])
+    twice = index(block, block, Removed(GPU, [1]))
+    assert twice.matched(Prompt(tokens(1, 2))) == {"a": 2}
     made = index(block, block, stored([1], [1, 2], place=CPU))
     for event in (Removed(GPU, [1]), Removed(GPU, [1])):
         made.apply("a", 0, event)

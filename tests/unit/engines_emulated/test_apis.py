@@ -159,7 +159,17 @@ def test_events_of_a_streamed_message(one: Running) -> None:
         *("message_delta", "message_stop"),
     ]
     assert found[-2][1]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert list(found[-2][1]["usage"]) == ["input_tokens", "output_tokens"]
     assert found[-2][1]["usage"]["output_tokens"] == 3
+
+
+def test_messages_count_cached_tokens_apart() -> None:
+    """With --enable-prompt-tokens-details the cached part of a prompt is not among its input tokens."""
+    with running(replace(OPEN, role=Role.NONE, prompt_tokens_details=True)) as up:
+        cold, warm = (post(up, MESSAGES, sent(MESSAGES, 2)).json()["usage"] for _ in range(2))
+    assert cold["cache_read_input_tokens"] == 0
+    assert warm["cache_read_input_tokens"] > 0
+    assert warm["input_tokens"] + warm["cache_read_input_tokens"] == cold["input_tokens"]
 
 
 REFUSED = [

@@ -182,10 +182,9 @@ class MessagesForm:
         self._blocks = 0
 
     def _counted(self, seq: Sequence) -> dict[str, int]:
-        counted = _usage(seq)
         if not self._identity.details:
-            counted |= {"input_tokens": len(seq.prompt), "cache_read_input_tokens": 0}
-        return counted
+            return {"input_tokens": len(seq.prompt), "output_tokens": len(seq.output)}
+        return _usage(seq)
 
     def full(self, sequences: Items[Sequence]) -> bytes:
         """A whole answer that is not streamed."""

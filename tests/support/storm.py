@@ -16,7 +16,7 @@ from disagg.topology.spec import Stage
 from tests.support.client import Ask, Result
 from tests.support.cluster import Cluster, Node, body_of
 
-_ENGINE_FAULTS: dict[str, dict[str, Any]] = {
+ENGINE_FAULTS: dict[str, dict[str, Any]] = {
     "answers-500": {"status": 500, "requests": 4},
     "answers-503": {"status": 503, "requests": 8},
     "closes": {"close_at_byte": 0, "requests": 4},
@@ -28,7 +28,7 @@ _ENGINE_FAULTS: dict[str, dict[str, Any]] = {
 }
 HARMLESS = frozenset({"drain", "is-slow", "slow-transfer"})
 """Faults that no request may fail of."""
-KINDS = ("crash", "crash", "crash-unnoticed", "restart-unnoticed", "freeze", "drain", "drain", *_ENGINE_FAULTS)
+KINDS = ("crash", "crash", "crash-unnoticed", "restart-unnoticed", "freeze", "drain", "drain", *ENGINE_FAULTS)
 _FREEZE_S = 0.25
 
 
@@ -177,7 +177,7 @@ class Storm:
                 await self._until(strike.ends)
                 await node.start()
             case kind:
-                node.fault(**_ENGINE_FAULTS[kind])
+                node.fault(**ENGINE_FAULTS[kind])
                 await self._until(strike.ends)
                 node.fault()
 

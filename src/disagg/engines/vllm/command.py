@@ -55,6 +55,8 @@ def stage_flags(topology: Topology, stage: Stage) -> Flags:
     """Flags that every instance of a stage gets, in the order of the command line; nulls are left out."""
     settings = stage_settings(topology, stage)
     flags: Flags = {
+        # Without it vLLM answers tokens-in requests and aborts with 403.
+        "enable-scale-out": True,
         **_typed(topology, settings),
         **_parallel(settings),
         **_verbosity(topology.verbosity),

@@ -12,19 +12,20 @@ import sys
 import uvloop
 
 from disagg.engines.vllm.dialect_pull import PullDialect
-from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet, State
+from disagg.router.workers import make_entrance
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
 
-async def _serve(prefill: int, decode: int) -> None:
+async def _serve(prefill: int, decode: int, workers: int) -> None:
     fleet = Fleet((Stage.PREFILL, Stage.DECODE))
     for stage, port in ((Stage.PREFILL, prefill), (Stage.DECODE, decode)):
         fleet.add(f"{stage}-0", stage, f"http://127.0.0.1:{port}", stage)
         fleet.mark(f"{stage}-0", stage, State.READY)
-    router = Router(RouterConfig(("m",), RouterSpec(), access_log=False), PullDialect(), fleet)
+    spec = RouterSpec(workers=workers)
+    router = make_entrance(RouterConfig(("m",), spec, access_log=False), PullDialect(), fleet)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await router.start("127.0.0.1", 0)
@@ -34,4 +35,4 @@ async def _serve(prefill: int, decode: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -107,7 +107,7 @@ def changing_member(
         starts += 1
         return PlannedProcess(name, argv, {"TMPDIR": run_dir}, ports={"http": used})
 
-    origin = Origin("127.0.0.1", used, f"127.0.0.1:{used}")
+    origin = Origin.parse(f"http://127.0.0.1:{used}")
     return Member(name, proof, plan, origin, ports={"http": used}, depends_on=depends_on)
 
 

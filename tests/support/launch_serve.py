@@ -48,7 +48,7 @@ class Serving:
             "link": {"side_channel_port": 20_000 + self.port % 12_000},
             **more,
         }
-        self.origin = Origin("127.0.0.1", self.port, f"127.0.0.1:{self.port}")
+        self.origin = Origin.parse(f"http://127.0.0.1:{self.port}")
         self.client = Client()
         self.run = ""
         with self.output.open("wb") as out:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,7 @@ from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.origin import Origin, Outgoing
 from disagg.http.response import Response
 from disagg.http.sweeper import Sweeper
+from disagg.http.tls import client_tls
 from disagg.http.upstream import UpstreamConnection
 
 
@@ -28,7 +30,7 @@ class Client:
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self.limits = limits or ClientLimits()
         self.sweeper = Sweeper(self.limits.tick_s)
-        # By authority: the hash of a string is computed once, that of an origin each time.
+        # By URL: the hash of a string is computed once, that of an origin each time.
         self._idle: dict[str, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
 
@@ -81,7 +83,7 @@ class Client:
                 connection = await self._connect(origin, times.total_s)
 
     def _take_idle(self, origin: Origin) -> UpstreamConnection | None:
-        idle = self._idle.get(origin.authority)
+        idle = self._idle.get(origin.url)
         while idle:
             connection = idle.pop()
             if connection.usable:
@@ -94,11 +96,19 @@ class Client:
         try:
             async with asyncio.timeout(limit_s):
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self, origin), origin.host, origin.port
+                    lambda: UpstreamConnection(self, origin),
+                    origin.host,
+                    origin.port,
+                    ssl=client_tls() if origin.tls else None,
                 )
         except TimeoutError as error:
             raise UpstreamUnreachableError(
                 f"{origin.authority} did not accept a connection in {limit_s:g} s."
+            ) from error
+        except ssl.CertificateError as error:
+            raise UpstreamUnreachableError(
+                f"{origin.authority} shows a certificate that is not trusted: {error.verify_message}.",
+                hint="Name the authority that signed it in SSL_CERT_FILE.",
             ) from error
         except OSError as error:
             raise UpstreamUnreachableError(f"{origin.authority} cannot be reached: {error}.") from error
@@ -115,15 +125,15 @@ class Client:
         """A connection is gone."""
         self._open.discard(connection)
         self.sweeper.discard(connection)
-        idle = self._idle.get(connection.origin.authority)
+        idle = self._idle.get(connection.origin.url)
         if idle is not None and connection in idle:
             idle.remove(connection)
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """An exchange is complete: keep the connection for the next one."""
-        idle = self._idle.get(connection.origin.authority)
+        idle = self._idle.get(connection.origin.url)
         if idle is None:
-            idle = self._idle[connection.origin.authority] = deque()
+            idle = self._idle[connection.origin.url] = deque()
         if len(idle) >= self.limits.max_idle:
             connection.abort()
             return
@@ -132,7 +142,7 @@ class Client:
 
     def forget(self, origin: Origin, error: UpstreamError) -> None:
         """The server at an origin is gone: close kept connections to it, and end exchanges under way with `error`."""
-        self._idle.pop(origin.authority, None)
+        self._idle.pop(origin.url, None)
         for connection in [c for c in self._open if c.origin == origin]:
             connection.fail(error)
 

@@ -20,25 +20,31 @@ class Origin:
         host: Name or address, without brackets.
         port: TCP port.
         authority: ``host:port`` as it stands in the `Host` header.
+        url: Scheme and authority.
+        tls: Whether it speaks TLS.
     """
 
     host: str
     port: int
     authority: str
+    url: str
+    tls: bool = False
 
     @classmethod
     def parse(cls, url: str) -> Self:
         """Read the origin of a URL such as ``http://[::1]:9900``.
 
         Raises:
-            ValueError: If it is not an ``http`` URL with a host.
+            ValueError: If it is not an ``http`` or ``https`` URL with a host.
         """
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url!r} is not an http:// URL")
-        port = parts.port or 80
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        tls = parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return cls(parts.hostname, port, f"{host}:{port}")
+        authority = f"{host}:{port}"
+        return cls(parts.hostname, port, authority, f"{parts.scheme}://{authority}", tls)
 
 
 class Outgoing(msgspec.Struct, frozen=True):

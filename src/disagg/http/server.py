@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
@@ -57,15 +58,29 @@ class Server:
         self._date_second = 0
         self._date = b""
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None, shared: bool = False) -> None:
         """Listen on `host` and `port` (0 takes a free one, see `port`).
+
+        Args:
+            host: Address or name to listen on.
+            port: TCP port.
+            tls: Speak TLS with this.
+            shared: Other processes listen on the same port, and the kernel spreads connections over them.
 
         Raises:
             PreparationError: If the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=2048)
+            self._listener = await loop.create_server(
+                lambda: ServerConnection(self),
+                host,
+                port,
+                backlog=2048,
+                ssl=tls,
+                ssl_handshake_timeout=self.limits.head_timeout_s if tls is not None else None,
+                reuse_port=shared or None,
+            )
         except (OSError, OverflowError, ValueError) as error:  # ValueError: not even the form of a host name
             raise PreparationError(
                 f"Cannot listen on {host} port {port}: {error}.",

@@ -20,10 +20,12 @@ from disagg.errors import (
     UpstreamUnreachableError,
 )
 from disagg.http.client import Client
+from disagg.http.descriptors import raise_descriptor_limit
 from disagg.http.limits import ClientLimits, ServerLimits
 from disagg.http.messages import Answer, Request, error_answer, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
+from disagg.http.tls import server_tls
 from disagg.policy.breaker import BreakerRules
 from disagg.policy.registry import make_policy
 from disagg.router.admission import Admission
@@ -53,6 +55,7 @@ from disagg.router.release import Releases
 from disagg.router.route import Route
 from disagg.router.spans import RequestSpan
 from disagg.router.steering import Steering
+from disagg.router.whole import Whole
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
@@ -60,6 +63,7 @@ log = logging.getLogger("disagg.router")
 
 _OPEN = frozenset({"/health", "/metrics", "/version"})
 """Pages that need no key: what watches a deployment has none."""
+
 
 Page = Callable[[Request], Awaitable[Answer]]
 Serve = Callable[[Record, Responder], Awaitable[None]]
@@ -74,6 +78,9 @@ class Router:
         fleet: Who is there; the launcher keeps it up to date.
         clocks: Where time and ids come from.
         tick_s: How late a time limit may be noticed, in seconds.
+
+    Attributes:
+        whole: What the pages show instead of this router's own numbers, if it is one of several on the port.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class Router:
         )
         for gauge in connection_gauges(self.server, self.client):
             self.metrics.add(gauge)
+        self.whole: Whole | None = None
         self._dialect = dialect
         rules = BreakerRules(spec.breaker_failures, spec.breaker_open_s, spec.breaker_max_open_s)
         self._budget = RetryBudget(spec.retry_budget)
@@ -138,13 +146,21 @@ class Router:
         }
         fleet.on_gone(self._member_gone)
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, shared: bool = False) -> None:
         """Take requests on `host` and `port`; 0 takes a free port, see `port`.
 
+        Args:
+            host: Address to listen on.
+            port: TCP port.
+            shared: Other routers listen on the same port.
+
         Raises:
-            PreparationError: If the address cannot be bound.
+            PreparationError: If the address cannot be bound, or the files for TLS cannot be used.
         """
-        await self.server.start(host, port)
+        spec = self.config.spec
+        raise_descriptor_limit(spec.max_in_flight)
+        tls = server_tls(spec.ssl_certfile, spec.ssl_keyfile) if spec.ssl_certfile is not None else None
+        await self.server.start(host, port, tls=tls, shared=shared)
         if self._keys is not None and self._keys.path is not None:
             self._chores = asyncio.create_task(self._keys.watch())
         await self._steering.start()
@@ -348,15 +364,23 @@ class Router:
         """200 only if each stage that the deployment needs has a ready instance."""
         missing = self.fleet.missing_stages()
         ready = not missing and not self.server.closing
+        in_flight = None if self.whole is None else await self.whole.in_flight()
         status = "ready" if ready else "draining" if self.server.closing else "unavailable"
         instances = [
-            {"name": m.name, "stage": m.stage, "state": m.shown_state, "in_flight": m.in_flight, "url": m.url}
+            {
+                "name": m.name,
+                "stage": m.stage,
+                "state": m.shown_state,
+                "in_flight": m.in_flight if in_flight is None else in_flight.get(m.name, 0),
+                "url": m.url,
+            }
             for m in self.fleet.members()
         ]
         return json_answer(200 if ready else 503, {"status": status, "missing": missing, "instances": instances})
 
     async def _show_metrics(self, request: Request) -> Answer:
-        return Answer(200, self.metrics.render(), ((b"content-type", CONTENT_TYPE),))
+        page = self.metrics.render() if self.whole is None else await self.whole.page()
+        return Answer(200, page, ((b"content-type", CONTENT_TYPE),))
 
     async def _openapi(self, request: Request) -> Answer:
         return json_answer(200, openapi_document(self.config.served_model_names))

@@ -146,7 +146,7 @@ class Member:
     @property
     def url(self) -> str:
         """Base URL of its HTTP server."""
-        return f"http://{self.origin.authority}"
+        return self.origin.url
 
 
 class Fleet:

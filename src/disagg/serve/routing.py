@@ -21,6 +21,7 @@ from disagg.router.fleet import Fleet
 from disagg.router.keys import admin_key
 from disagg.router.probing import Prober
 from disagg.router.roster import Roster
+from disagg.router.workers import only_one_worker
 from disagg.topology.fleet_file import FleetFile, LoadedFleet
 from disagg.topology.router_spec import Router as RouterSpec
 
@@ -81,6 +82,7 @@ class Routing:
             access_log=file.router.access_log,
         )
         clocks = Clocks()
+        only_one_worker(file.router, "`disagg route`")
         self.router = Router(config, dialect_named(file.spoken), self.fleet, clocks)
         self.prober = Prober(self.fleet, self.router.client, self._spec, self.router.engine_headers)
         self.roster = Roster(self.fleet, self.prober, clocks.monotonic)

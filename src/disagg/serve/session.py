@@ -28,6 +28,7 @@ from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet
 from disagg.router.keys import admin_key
+from disagg.router.workers import Entrance, WorkerPool, only_one_worker
 from disagg.serve.deployment import Deployment, settle
 from disagg.serve.first_token import first_token
 from disagg.serve.fleet_link import FleetLink
@@ -99,8 +100,7 @@ class _Session:
         topology = self._deployment.topology
         fleet = Fleet(topology.stages())
         link = FleetLink(fleet, self._deployment.instances, self._deployment.peer)
-        router = Router(self._router_config(), self._deployment.adapter.dialect(topology), fleet)
-        admin = self._admin(router)
+        router, admin = self._entrance(fleet)
         self._tell_of_lost_processes()
         await router.start(topology.host, topology.port)
         if admin is not None:
@@ -180,7 +180,7 @@ class _Session:
     def _record(self, supervisor: Supervisor) -> None:
         supervisor.record_run(endpoint=self._deployment.url, shape=self._deployment.shape)
 
-    async def _shut_down(self, router: Router, supervisor: Supervisor) -> None:
+    async def _shut_down(self, router: Entrance, supervisor: Supervisor) -> None:
         if router.in_flight and not self._hurry.is_set():
             self._ui.console.print(f"Waiting for {router.in_flight} requests; Ctrl-C again does not wait.")
         draining = asyncio.create_task(router.drain(self._deployment.topology.router.drain_timeout_s))
@@ -203,9 +203,16 @@ class _Session:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, on_signal)
 
-    def _admin(self, router: Router) -> Admin | None:
-        spec = self._deployment.topology.router
-        return None if spec.admin_port is None else Admin(router, admin_key(spec), time.monotonic)
+    def _entrance(self, fleet: Fleet) -> tuple[Entrance, Admin | None]:
+        """What takes requests, in this process or in several, and its admin API."""
+        topology = self._deployment.topology
+        spec, config, dialect = topology.router, self._router_config(), self._deployment.adapter.dialect(topology)
+        if spec.admin_port is not None:
+            only_one_worker(spec, "The admin API (router.admin_port)")
+        if spec.workers > 1:
+            return WorkerPool(config, dialect, fleet, spec.workers), None
+        router = Router(config, dialect, fleet)
+        return router, None if spec.admin_port is None else Admin(router, admin_key(spec), time.monotonic)
 
     def _router_config(self) -> RouterConfig:
         topology = self._deployment.topology

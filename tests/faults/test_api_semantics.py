@@ -31,7 +31,7 @@ SETTINGS = EngineSettings(
     model=MODEL,
     served_model_names=(MODEL,),
     engine_id="",
-    max_model_len=1024,
+    max_model_len=2048,
     lease_s=5.0,
     prompt_tokens_details=True,
     auto_tool_choice=True,
@@ -78,7 +78,7 @@ async def ask_both(wish: Wish, **more: Any) -> tuple[Answer, Answer]:
             identity = instance.settings.engine_id
             fleet.add(stage, stage, instance.url, identity, Peer(identity))
             fleet.mark(stage, identity, State.READY)
-        router = Router(RouterConfig((MODEL,), max_model_len=1024), PullDialect(), fleet, tick_s=0.01)
+        router = Router(RouterConfig((MODEL,), max_model_len=2048), PullDialect(), fleet, tick_s=0.01)
         await router.start("127.0.0.1", 0)
         try:
             return await ask(f"http://127.0.0.1:{router.port}", wish), await ask(one.url, wish)

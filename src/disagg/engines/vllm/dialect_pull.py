@@ -23,6 +23,12 @@ KEEP_BLOCKS = msgspec.Raw(
 )
 """What tells the prefill engine to hold the prompt's blocks for another engine."""
 
+_TRUE = msgspec.Raw(b"true")
+_NONE = msgspec.Raw(b"")
+# Bytes of messages from which on it costs decode more to tokenise them than to read their ids: some 2.5 µs a token
+# against 0.1 µs, measured with vLLM 0.32 and SmolLM2's tokenizer.
+_LONG_CHAT = 2048
+
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[\x21-\x7e]+\Z")]
@@ -49,10 +55,24 @@ class _PullParams(msgspec.Struct):
 class _Answer(msgspec.Struct):
     usage: Usage
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+    prompt_token_ids: msgspec.Raw = _NONE
 
 
 _answer = msgspec.json.Decoder(_Answer)
 _params = msgspec.json.Decoder(_PullParams)
+
+
+def _with_prompt(answer: _Answer) -> msgspec.Raw:
+    """The handle, and with it the prompt's ids if a chat was asked for them: decode need not tokenise it again.
+
+    Decode looks for text in the messages alone where it has to (media, `echo`), and takes the ids otherwise.
+    """
+    params, ids = answer.kv_transfer_params, answer.prompt_token_ids
+    text = bytes(ids)
+    if not text.startswith(b"[") or text.count(b",") + 1 != answer.usage.prompt():
+        # A copy: a slice would keep prefill's whole answer alive as long as the handle.
+        return params.copy()
+    return msgspec.Raw(b'%b,"prompt_token_ids":%b}' % (bytes(params).rstrip()[:-1], text))
 
 
 class PullDialect(Dialect):
@@ -70,6 +90,8 @@ class PullDialect(Dialect):
         """The client's body, capped at one token, not streamed, with the blocks kept."""
         leg = bodies.prefill_leg(api, body, self.internal_keys, transfer)
         leg["kv_transfer_params"] = KEEP_BLOCKS
+        if api is Api.CHAT and memoryview(leg.get("messages", _NONE)).nbytes >= _LONG_CHAT:
+            leg["return_token_ids"] = _TRUE
         return bodies.encode(leg)
 
     def read_handle(self, answer: bytes) -> Handle:
@@ -95,8 +117,7 @@ class PullDialect(Dialect):
             raise HandoffError("The prefill engine's handle names no KV blocks.")
         cached = params.remote_prefill_cached_tokens
         return Handle(
-            # A copy: a slice would keep prefill's whole answer alive as long as the handle.
-            params=outer.kv_transfer_params.copy(),
+            params=_with_prompt(outer),
             engine_id=params.remote_engine_id,
             prompt_tokens=outer.usage.prompt(),
             cached_tokens=cached if cached is not None else outer.usage.cached_tokens,

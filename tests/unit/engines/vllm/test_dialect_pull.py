@@ -144,3 +144,22 @@ def test_forced_tools_keep_the_prompt() -> None:
     leg = json.loads(DIALECT.prefill_body(Api.CHAT, msgspec.json.decode(text, type=Body), TRANSFER))
     assert leg["tool_choice"] == "required"
     assert leg["response_format"] == {"type": "json_object"}
+
+
+def test_a_long_chat_is_tokenised_once() -> None:
+    """Prefill is asked for the ids, and decode gets them with the handle; a short one costs less as text."""
+    for text, asked in (("x" * 3000, True), ("x" * 100, False)):
+        body = msgspec.json.decode(json.dumps({"messages": [{"role": "user", "content": text}]}).encode(), type=Body)
+        assert json.loads(DIALECT.prefill_body(Api.CHAT, body, TRANSFER)).get("return_token_ids", False) is asked
+        leg = json.loads(DIALECT.decode_body(Api.CHAT, body, TRANSFER, DIALECT.read_handle(answer(PARAMS))))
+        assert "return_token_ids" not in leg, "the client did not ask for them"
+
+
+@pytest.mark.parametrize(
+    ("ids", "taken"), [([3] * 200, True), ([3] * 199, False), ([], False), (None, False), ({}, False)]
+)
+def test_ids_travel_with_the_handle_if_they_are_the_whole_prompt(ids: object, taken: bool) -> None:
+    """Of a prompt with images they are not, and decode renders that itself."""
+    given = json.loads(answer(PARAMS)) | {"prompt_token_ids": ids}
+    read = json.loads(bytes(DIALECT.read_handle(json.dumps(given).encode()).params))
+    assert read == (PARAMS | {"prompt_token_ids": ids} if taken else PARAMS)

@@ -94,6 +94,7 @@ class Delivery:
         change = stream.change
         if change is None:
             relay = EventRelay(lambda data: self._write(stream, data), self._framing)
+            relay.write_chunks = self._write_chunks
         else:
             relay = EventRelay(
                 lambda data: self._write(stream, change(data)), self._framing, holds_errors=self.recoverable
@@ -110,7 +111,7 @@ class Delivery:
         respond.on_flow(on_flow)
         with stream.leg as leg:
             try:
-                await response.relay(relay)
+                await response.relay(relay, relay.take_chunks)
             except UpstreamError as error:
                 return self._break_off(relay, stream.fault or leg.fail(error))
             if relay.rejected:
@@ -140,6 +141,17 @@ class Delivery:
             self._respond.write(data)
             return
         self._begin(stream, data, now)
+
+    def _write_chunks(self, data: bytes) -> bool:
+        """The same for bytes that are framed as chunks already, once the answer has begun."""
+        if not self._respond.write_chunks(data):
+            return False
+        now = self._now()
+        if self._written_at:
+            self._observe_gap(now - self._written_at)
+        self._written_at = now
+        self._record.bytes_sent += len(data)
+        return True
 
     def _begin(self, stream: Stream, data: bytes, now: float) -> None:
         record, respond, response = self._record, self._respond, stream.response

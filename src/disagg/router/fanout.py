@@ -254,6 +254,10 @@ class Part:
         """Take the last events."""
         self.write(last)
 
+    def write_chunks(self, data: bytes) -> bool:
+        """Nothing: what is collected is not framed."""
+        return False
+
     def on_flow(self, callback: Callable[[bool], None] | None) -> None:
         """Slow down with the client."""
         self.flow = callback

@@ -80,6 +80,7 @@ class EventRelay:
         refused: The stream's first event is an error of the request (4xx); it has been passed on.
         saw_error: The engine put an error event into the stream.
         held: That event and what followed, if it is held.
+        write_chunks: Sends what is framed as chunks already, or returns False; None if bytes may have to change.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class EventRelay:
         "rejected",
         "saw_error",
         "started",
+        "write_chunks",
     )
 
     def __init__(
@@ -110,6 +112,7 @@ class EventRelay:
         self.rejected = b""
         self.refused = False
         self.saw_error = False
+        self.write_chunks: Callable[[bytes], bool] | None = None
         self.held = b""
         self._holds_errors = holds_errors
 
@@ -127,6 +130,23 @@ class EventRelay:
                 data = data[:cut]
         if data:
             self._pass(data)
+
+    def take_chunks(self, data: bytes) -> bool:
+        """Pass on whole chunks with their framing, if they are whole events in which nothing has to be noticed."""
+        write = self.write_chunks
+        if (
+            write is None
+            or self._tail
+            or not self.started
+            or self.saw_error
+            or not data.endswith(b"\n\n\r\n")
+            or self._error_mark in data
+            or not write(data)
+        ):
+            return False
+        self._before = self._last
+        self._last = data[:-2]
+        return True
 
     def _pass(self, data: bytes) -> None:
         if self._error_mark in data:

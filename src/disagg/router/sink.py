@@ -37,6 +37,10 @@ class Sink(Protocol):
         """Take more of the body."""
         ...
 
+    def write_chunks(self, data: bytes) -> bool:
+        """Take more of the body that is framed as chunks already, or return False."""
+        ...
+
     def finish(self, last: bytes = b"") -> None:
         """Take the last bytes of the body, and the end."""
         ...

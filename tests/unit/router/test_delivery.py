@@ -36,6 +36,10 @@ class Client:
     def finish(self, last: bytes = b"") -> None:
         self.received += last
 
+    def write_chunks(self, data: bytes) -> bool:
+        """Nothing: what is collected is not framed."""
+        return False
+
     def on_flow(self, callback: Callable[[bool], None] | None) -> None:
         if callback is not None:
             self.flow = callback

@@ -122,3 +122,29 @@ def test_a_connections_own_headers_stay_on_it() -> None:
         (b"content-length", b"1"),
     ]  # fmt: skip
     assert relayed_headers(headers) == [(b"content-type", b"a"), (b"retry-after", b"3")]
+
+
+def test_whole_chunks_pass_with_their_framing_unless_something_shows_in_them() -> None:
+    """Framed bytes are taken only between events, after the first one, and never with an error or half an event."""
+    plain: list[bytes] = []
+    framed: list[bytes] = []
+
+    def write(data: bytes) -> bool:
+        framed.append(data)
+        return True
+
+    relay = EventRelay(plain.append)
+    event = b"9\r\ndata: a\n\n\r\n"
+    relay.write_chunks = write
+    assert not relay.take_chunks(event)  # nothing was sent yet: the head is still to come
+    relay(b"data: x\n\n")
+    assert relay.take_chunks(event)
+    assert not relay.take_chunks(b"7\r\ndata: a\r\n")
+    relay(b"data: ")
+    assert not relay.take_chunks(event)
+    relay(b"y\n\n")
+    assert not relay.take_chunks(b'14\r\ndata: {"error": "no"}\n\n\r\n'.replace(b'{"error": ', b'{"error":'))
+    assert relay.take_chunks(b"e\r\ndata: [DONE]\n\n\r\n")
+    assert relay.ended
+    assert framed == [event, b"e\r\ndata: [DONE]\n\n\r\n"]
+    assert plain == [b"data: x\n\n", b"data: y\n\n"]

@@ -24,7 +24,7 @@ async def _serve(prefill: int, decode: int, workers: int) -> None:
     for stage, port in ((Stage.PREFILL, prefill), (Stage.DECODE, decode)):
         fleet.add(f"{stage}-0", stage, f"http://127.0.0.1:{port}", stage)
         fleet.mark(f"{stage}-0", stage, State.READY)
-    spec = RouterSpec(workers=workers)
+    spec = RouterSpec(workers=workers, prefill_policy="prefix-affinity")
     router = make_entrance(RouterConfig(("m",), spec, access_log=False), PullDialect(), fleet)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

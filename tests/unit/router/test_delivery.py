@@ -60,7 +60,7 @@ class Engine:
 
     def resume(self) -> None: ...
 
-    async def relay(self, sink: Callable[[bytes], None]) -> None:
+    async def relay(self, sink: Callable[[bytes], None], take_chunks: object = None) -> None:
         for n in range(4):
             if n == 2:
                 self.client.flow(False)

@@ -7,6 +7,7 @@ engine id and side channel, which therefore have to be known beforehand.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -89,7 +90,10 @@ class PushDialect(Dialect):
     def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
         """A leg that decode refuses: it tells prefill that no block waits for the KV."""
         # Prefill's own answer names the request as prefill does.
-        return refused_leg(api, handle.params if handle is not None else _writer(transfer))
+        call = refused_leg(api, handle.params if handle is not None else _writer(transfer))
+        # Seen with vLLM 0.32: its push connector keeps the blocks until their lease ends all the same, so no answer
+        # counts as done, and the KV as left to its lease.
+        return replace(call, done=frozenset())
 
 
 def _writer(transfer: Transfer) -> msgspec.Raw:

@@ -10,6 +10,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvloop
@@ -22,7 +23,7 @@ from tests.support.storm import KINDS, Storm, plan_asks, plan_strikes, stage_nam
 SEED = int(os.environ.get("DISAGG_FAULT_SEED", "1"))
 REQUESTS = 2_000
 CLIENTS = 24
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "prefill_timeout_s": 2.0,
     "first_token_timeout_s": 2.0,
     "idle_timeout_s": 0.5,

@@ -16,17 +16,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from disagg.engines.base import Peer
 from disagg.engines.emulated.faults import Faults
 from disagg.engines.emulated.instance import Addresses, Instance
-from disagg.engines.emulated.settings import EngineSettings, Pace, Role, SimplePace
-from disagg.engines.vllm.dialect_pull import PullDialect
+from disagg.engines.emulated.settings import DialectName, EngineSettings, Pace, Role, SimplePace
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet, State
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 from tests.support.client import Ask, Ending, Result, ask
+from tests.support.toy_fleet import DIALECTS, peer_of
 from tests.support.wire import metric
 
 MODEL = "toy"
@@ -97,9 +96,9 @@ class Node:
     def announce(self) -> None:
         """Tell the fleet that the current incarnation is ready."""
         if self.fleet.get(self.name) is None:
-            self.fleet.add(self.name, self.stage, self.instance.url, self.incarnation, Peer(self.incarnation))
+            self.fleet.add(self.name, self.stage, self.instance.url, self.incarnation, peer_of(self.instance))
         else:
-            self.fleet.update(self.name, self.incarnation, self.instance.url, Peer(self.incarnation))
+            self.fleet.update(self.name, self.incarnation, self.instance.url, peer_of(self.instance))
         self.fleet.mark(self.name, self.incarnation, State.READY)
 
     async def crash(self, *, told: bool = True) -> None:
@@ -294,6 +293,7 @@ async def cluster(
     *,
     settings: EngineSettings = SETTINGS,
     pace: Pace | None = None,
+    dialect: DialectName = "nixl-pull",
     checked: bool = True,
     **spec: Any,
 ) -> AsyncIterator[Cluster]:
@@ -304,6 +304,7 @@ async def cluster(
         decode: Decode engines.
         settings: Of all engines; names and roles are set here.
         pace: How long their steps take; no time without it.
+        dialect: How KV is handed over.
         checked: Check all invariants when the block ends without an error.
         spec: The topology's router section.
     """
@@ -312,14 +313,16 @@ async def cluster(
     for stage, count, role in ((Stage.PREFILL, prefill, Role.PRODUCER), (Stage.DECODE, decode, Role.CONSUMER)):
         for number in range(count):
             name = f"{stage}-{number}"
-            where = Addresses("127.0.0.1", low_port(), "127.0.0.1", low_port())
-            instance = Instance(replace(settings, role=role, engine_id=name), pace or SimplePace(), where)
+            where = Addresses("127.0.0.1", low_port(), "127.0.0.1", low_port(), low_port())
+            instance = Instance(
+                replace(settings, role=role, engine_id=name, dialect=dialect), pace or SimplePace(), where
+            )
             nodes[name] = Node(name, stage, instance, fleet)
     oracle = Instance(
         replace(settings, role=Role.NONE, engine_id="oracle"), SimplePace(), Addresses("127.0.0.1", 0, "127.0.0.1", 0)
     )
-    config = RouterConfig((MODEL,), RouterSpec(**spec), lease_s=settings.lease_s)
-    router = Router(config, PullDialect(), fleet, tick_s=0.02)
+    config = RouterConfig((MODEL,), RouterSpec(**spec), lease_s=settings.lease_s, linger_s=2.0)
+    router = Router(config, DIALECTS[dialect], fleet, tick_s=0.02)
     up = Cluster(nodes, fleet, router, oracle)
     try:
         await oracle.start()

@@ -49,15 +49,16 @@ def test_a_plan_follows_from_its_seed_and_has_every_fault() -> None:
 
 
 @pytest.mark.slow
-def test_a_storm_of_faults_hangs_leaks_and_loses_nothing() -> None:
+@pytest.mark.parametrize("recover", [False, True], ids=["plain", "recover-streams"])
+def test_a_storm_of_faults_hangs_leaks_and_loses_nothing(recover: bool) -> None:
     """Each request ends once; blocks, leases, legs and sockets come home; what met no fault succeeds word by word."""
     print(f"DISAGG_FAULT_SEED={SEED}")
     # The loop that routers and engines run on.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(storm_of(SEED))
+        runner.run(storm_of(SEED, recover=recover))
 
 
-async def storm_of(seed: int) -> None:
+async def storm_of(seed: int, *, recover: bool) -> None:
     async with cluster() as c:
         # What a loop and a process open once.
         await c.ask()
@@ -65,7 +66,9 @@ async def storm_of(seed: int) -> None:
     before = descriptors()
     rng = random.Random(seed)
     settings = replace(SETTINGS, lease_s=5.0, num_blocks=1024)
-    async with cluster(4, 4, settings=settings, pace=SimplePace(200_000, 0.0005), checked=False, **LIMITS) as c:
+    async with cluster(
+        4, 4, settings=settings, pace=SimplePace(200_000, 0.0005), checked=False, recover_streams=recover, **LIMITS
+    ) as c:
         storm = Storm(c, plan_strikes(rng, stage_names(c), REQUESTS))
         async with asyncio.timeout(100):
             await storm.run(plan_asks(rng, REQUESTS), CLIENTS)

@@ -402,3 +402,23 @@ def test_the_request_id_comes_back_if_wanted() -> None:
         for model in ("toy", "nope"):
             answer = post(up, COMPLETIONS, {**sent(COMPLETIONS, 1), "model": model}, **{"x-request-id": "mine"})
             assert answer.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("tools", [5, "x", [5], {"a": 1}])
+def test_tools_that_are_no_list_of_objects_are_refused(tools: object) -> None:
+    """A body of the wrong kind costs its own request, and the engine serves the next one."""
+    with running(OPEN) as up:
+        refused = request(up.url(0), RESPONSES, {**sent(RESPONSES, 2), "tools": tools})
+        assert refused.status == 400, refused.body
+        assert request(up.url(0), RESPONSES, sent(RESPONSES, 2)).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_null_sampling_settings_of_a_response_are_the_defaults(stream: bool) -> None:
+    """Clients send null for what they leave open."""
+    with running(OPEN) as up:
+        body = {**sent(RESPONSES, 2), "temperature": None, "top_p": None, "tools": None, "stream": stream}
+        answer = request(up.url(0), RESPONSES, body)
+        assert answer.status == 200, answer.body
+        assert b'"temperature":1.0' in answer.body
+        assert b'"top_p":1.0' in answer.body

@@ -357,3 +357,15 @@ def test_a_crash_ends_without_an_answer() -> None:
         request(up.url(), "/emulated/crash", {})
         asking.join()
         assert ended
+
+
+def test_an_engine_whose_steps_end_by_a_bug_is_dead_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for an engine that computes nothing any more."""
+
+    def commit(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("disagg.engines.emulated.engine.Engine.commit", commit)
+    with running(SETTINGS) as up:
+        answer = request(up.url(0), PATH, BODY)
+        assert answer.status == 500, answer.body

@@ -64,6 +64,9 @@ class Driver:
         clock: Time.
         puller: Connections to prefill engines; None without a KV connector.
         faults: What goes wrong with KV loads.
+
+    Attributes:
+        on_failure: Called when a bug has ended the engine's steps or its upkeep.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Driver:
         self.clock = clock
         self.puller = puller
         self.publisher: Publisher | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self._faults = faults or FaultBox((), clock.now)
         self._wake = asyncio.Event()
         self._thawed = asyncio.Event()
@@ -90,6 +94,14 @@ class Driver:
         """Begin to run."""
         loop = asyncio.get_running_loop()
         self._main = [loop.create_task(self._steps()), loop.create_task(self._upkeep())]
+        for task in self._main:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nothing is computed any more: whoever waits has to be told, instead of waiting for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the engine has failed", exc_info=error)
+            self.on_failure()
 
     async def stop(self) -> None:
         """End at once; whatever runs is dropped."""

@@ -117,6 +117,7 @@ class Instance:
                 settle_failures=not settings.recompute,
             )
         driver = Driver(engine, self._pace, WallClock(), puller, self._faults)
+        driver.on_failure = self.die
         publisher = self._publisher(settings.kv_events)
         if publisher is not None:
             engine.pool.log = CacheLog(settings.block_size)

@@ -12,7 +12,7 @@ import msgspec
 
 from disagg.engines.emulated.answers import parsed_answer
 from disagg.engines.emulated.apis.base import GeneratingApi
-from disagg.engines.emulated.fields import Fields, problem
+from disagg.engines.emulated.fields import Fields, problem, schema_error
 from disagg.engines.emulated.form import Form, Identity
 from disagg.engines.emulated.model import Tokenizer
 from disagg.engines.emulated.parsing import StreamParts, call_id
@@ -84,8 +84,10 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("max_output_tokens") is not None:
         out["max_tokens"] = body["max_output_tokens"]
     tools = body.get("tools")
-    if isinstance(tools, list) and tools:
-        out["tools"] = [{"type": "function", "function": tool} for tool in tools if isinstance(tool, dict)]
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise schema_error(problem("list_type", "body.tools", "Input should be a valid list", tools))
+    if tools:
+        out["tools"] = [{"type": "function", "function": tool} for tool in tools]
         choice = body.get("tool_choice", "auto")
         if isinstance(choice, dict):
             choice = {"type": "function", "function": {"name": choice.get("name")}}
@@ -161,10 +163,10 @@ class ResponsesForm:
             "object": "response",
             "output": output,
             "parallel_tool_calls": body.get("parallel_tool_calls", True),
-            "temperature": float(body.get("temperature", 1.0)),
+            "temperature": _number(body, "temperature"),
             "tool_choice": body.get("tool_choice", "auto") if tools else "none",
             "tools": tools,
-            "top_p": float(body.get("top_p", 1.0)),
+            "top_p": _number(body, "top_p"),
             "background": False,
             "max_output_tokens": self._generation.samplings[0].max_tokens,
             "max_tool_calls": body.get("max_tool_calls"),
@@ -318,6 +320,12 @@ class ResponsesForm:
 
 
 _EVENTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+
+
+def _number(body: Mapping[str, Any], name: str) -> float:
+    """A checked sampling setting; null is the default, as if it was absent."""
+    value = body.get(name)
+    return 1.0 if value is None else float(value)
 
 
 def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:

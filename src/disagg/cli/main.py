@@ -11,6 +11,7 @@ from typing import Protocol
 
 from disagg import __version__
 from disagg.errors import DisaggError
+from disagg.topology.secrets import without_password
 from disagg.units import printable
 
 
@@ -92,7 +93,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
         command: Command = importlib.import_module(info.module)
         return command.main(argv)
     except DisaggError as error:
-        print(printable(f"disagg {name}: {error}"), file=sys.stderr)
+        print(printable(without_password(f"disagg {name}: {error}")), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -103,6 +103,8 @@ def _ports(topology: Topology, platform: Platform) -> Iterator[Problem]:
     ports = explicit_ports(topology)
     if platform is Platform.QAIC:
         ports["link.handoff_port"] = topology.link.handoff_port
+    if topology.router.admin_port is not None:
+        ports["router.admin_port"] = topology.router.admin_port
     owners: dict[int, list[str]] = {}
     for path, port in ports.items():
         owners.setdefault(port, []).append(path)
@@ -119,6 +121,8 @@ def _ports(topology: Topology, platform: Platform) -> Iterator[Problem]:
 
 
 def _listener(path: str) -> str:
+    if path == "router.admin_port":
+        return "the admin API"
     stage, _, index = path.partition(".ports.")
     return f"{stage}-{index}" if index else "the KV hand-off service"
 

@@ -18,9 +18,12 @@ from disagg.topology.draft import Setting, merge
 from disagg.topology.messages import translate
 from disagg.topology.provenance import Provenance
 from disagg.topology.router_spec import Router
+from disagg.topology.secrets import without_password
 from disagg.topology.spec import Link, Stage
 from disagg.topology.values import Count, Host, Name, Names, Port, Seconds, Spec, Tokens
 from disagg.topology.yaml_source import Document
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def _url(text: str) -> str:
@@ -28,12 +31,12 @@ def _url(text: str) -> str:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{text!r} is no URL: {error}") from error
+        raise ValueError(f"{without_password(text)!r} is no URL: {error}") from error
     plain = not parts.path.strip("/") and not parts.query and not parts.fragment and "@" not in parts.netloc
-    if parts.scheme != "http" or not parts.hostname or not plain or any(c.isspace() for c in text):
-        raise ValueError(f"expected a URL such as http://127.0.0.1:9900, got {text[:80]!r}")
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not plain or any(c.isspace() for c in text):
+        raise ValueError(f"expected a URL such as http://127.0.0.1:9900, got {without_password(text)[:80]!r}")
     host = parts.hostname
-    return f"http://{f'[{host}]' if ':' in host else host}:{port or 80}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or _DEFAULT_PORTS[parts.scheme]}"
 
 
 class Endpoint(Spec):
@@ -184,6 +187,8 @@ def check_fleet(file: FleetFile) -> list[Problem]:
         problems.append(Problem("prefill", "colocated engines prefill themselves; leave out prefill, or give decode"))
     if (file.engine == "sglang") is not (file.spoken == "sglang") and file.engine != "emulated":
         problems.append(Problem("dialect", f"{file.engine} engines do not speak {file.spoken}"))
+    if file.router.admin_port == file.port:
+        problems.append(Problem("router.admin_port", f"port {file.port} is the endpoint's; choose another"))
     return problems + _clashes(file) + _unknown_peers(file)
 
 

@@ -64,6 +64,12 @@ def test_counts_have_to_agree(pool: dict[str, Any]) -> None:
     assert "each prefill instance needs one of each" in found[0]
 
 
+def test_the_admin_api_has_a_port_of_its_own() -> None:
+    """It is told with all other problems, not when the port cannot be bound."""
+    found = _errors(port=1, router={"admin_port": 1})
+    assert "port, router.admin_port: port 1 is given to the endpoint and the admin API; each needs its own" in found
+
+
 def test_ports_are_distinct() -> None:
     """The endpoint and all instances, of the same stage and across stages, each problem naming all its places."""
     found = _errors(port=1, prefill={"ports": [1, 2, 3, 3]}, decode={"ports": [2]})

@@ -63,11 +63,26 @@ def test_every_mistake_is_told_at_once_with_its_line_and_the_nearest_key() -> No
         ("model: m\ndecode: http://user:pw@a:1\n", "expected a URL"),
         ("model: m\ndecode: http://a:99999\n", "is no URL"),
         ("model: m\ndecode: []\n", "is an empty list"),
+        ("model: m\ndecode: http://a:1\nport: 9\nrouter: {admin_port: 9}\n", "port 9 is the endpoint's"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(text: str, part: str) -> None:
     """Each with its place, before anything listens."""
     assert any(part in told for told in problems(text)), problems(text)
+
+
+def test_a_password_in_a_wrong_url_is_not_shown() -> None:
+    """What is told about a mistake ends up in logs."""
+    for url in ("http://user:hush@a:1", "http://user:hush@a:99999"):
+        told = "\n".join(problems(f"model: m\ndecode: {url}\n"))
+        assert "user:********@a" in told
+        assert "hush" not in told
+
+
+def test_engines_behind_tls_are_taken() -> None:
+    """An https URL is one too, with the port of its own."""
+    file = load("model: m\ndecode: [https://a, https://b:8443]\n")
+    assert [e.url for e in file.endpoints(Stage.DECODE)] == ["https://a:443", "https://b:8443"]
 
 
 def test_an_engine_keeps_its_name_while_others_come_and_go() -> None:

@@ -9,27 +9,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from disagg import __version__
 from disagg.engines.base import Body, Dialect
 from disagg.errors import (
     DisaggError,
-    MethodNotAllowedError,
-    NotDisaggregableError,
     UnknownModelError,
-    UnknownPathError,
     UpstreamUnreachableError,
 )
 from disagg.http.client import Client
 from disagg.http.descriptors import raise_descriptor_limit
 from disagg.http.limits import ClientLimits, ServerLimits
-from disagg.http.messages import Answer, Request, error_answer, json_answer
+from disagg.http.messages import Answer, Request, error_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.http.tls import server_tls
 from disagg.policy.breaker import BreakerRules
 from disagg.policy.registry import make_policy
 from disagg.router.admission import Admission
-from disagg.router.apis import Endpoint, Way, find
+from disagg.router.apis import Endpoint, find
 from disagg.router.breaker import Breakers
 from disagg.router.budget import RetryBudget
 from disagg.router.config import Clocks, RouterConfig
@@ -44,11 +40,9 @@ from disagg.router.keys import client_keys, engine_credentials
 from disagg.router.legs import Books, Legs
 from disagg.router.live import policy_field, with_live_changes
 from disagg.router.merge import merge_for
-from disagg.router.metrics import CONTENT_TYPE
-from disagg.router.models import PATH as MODELS
 from disagg.router.models import Models
 from disagg.router.observer import Observer
-from disagg.router.openapi import openapi_document
+from disagg.router.pages import Pages
 from disagg.router.passing import Passing, read_passed
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
@@ -61,11 +55,6 @@ from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
 
-_OPEN = frozenset({"/health", "/metrics", "/version"})
-"""Pages that need no key: what watches a deployment has none."""
-
-
-Page = Callable[[Request], Awaitable[Answer]]
 Serve = Callable[[Record, Responder], Awaitable[None]]
 
 
@@ -137,13 +126,7 @@ class Router:
         self._chores: asyncio.Task[None] | None = None
         self._passing = Passing(legs, spec, self._route.serving)
         self._models = Models(config, fleet, self.client, self._clocks)
-        self._pages: dict[str, Page] = {
-            MODELS: self._list_models,
-            "/health": self._health,
-            "/metrics": self._show_metrics,
-            "/version": self._version,
-            "/openapi.json": self._openapi,
-        }
+        self._pages = Pages(self, self._models, self._keys, self._credentials)
         fleet.on_gone(self._member_gone)
 
     async def start(self, host: str, port: int, *, shared: bool = False) -> None:
@@ -233,7 +216,7 @@ class Router:
             await self._serve(endpoint, request, respond)
             return
         try:
-            answer = await self._look_up(endpoint, request)
+            answer = await self._pages.answer(endpoint, request)
         except DisaggError as error:
             answer = error_reply(request.path, error)
         respond.send(answer.status, answer.body, ((b"x-request-id", self._id_of(request)), *answer.headers))
@@ -244,21 +227,6 @@ class Router:
         answer = error_answer(error)
         fresh = self._clocks.new_id().encode("latin-1")
         return Answer(answer.status, answer.body, ((b"x-request-id", fresh), *answer.headers))
-
-    async def _look_up(self, endpoint: Endpoint | None, request: Request) -> Answer:
-        """The answer to everything that no engine is asked for."""
-        if self._keys is not None and request.path not in _OPEN:
-            self._keys.check(request)
-        page = self._pages.get(request.path)
-        if endpoint is not None:
-            return _refused(request, endpoint)
-        if page is None and request.path.startswith(f"{MODELS}/"):
-            page = self._show_model
-        if page is None:
-            raise UnknownPathError(f"There is no {request.path} here.")
-        if request.method in {"GET", "HEAD"}:
-            return await page(request)
-        return _wrong_method(request, b"GET, HEAD")
 
     async def _serve(self, endpoint: Endpoint, request: Request, respond: Responder) -> None:
         """Serve one request, and close its books whatever happens."""
@@ -351,57 +319,6 @@ class Router:
             await Fanout(self._route, intake, record, respond, merge).run()
         else:
             await Journey(self._route, intake, record, respond, merge=merge).run()
-
-    # Pages.
-
-    async def _list_models(self, request: Request) -> Answer:
-        return await self._models.answer(self._credentials.headers(request))
-
-    async def _show_model(self, request: Request) -> Answer:
-        return await self._models.one(request.path, self._credentials.headers(request))
-
-    async def _health(self, request: Request) -> Answer:
-        """200 only if each stage that the deployment needs has a ready instance."""
-        missing = self.fleet.missing_stages()
-        ready = not missing and not self.server.closing
-        in_flight = None if self.whole is None else await self.whole.in_flight()
-        status = "ready" if ready else "draining" if self.server.closing else "unavailable"
-        instances = [
-            {
-                "name": m.name,
-                "stage": m.stage,
-                "state": m.shown_state,
-                "in_flight": m.in_flight if in_flight is None else in_flight.get(m.name, 0),
-                "url": m.url,
-            }
-            for m in self.fleet.members()
-        ]
-        return json_answer(200 if ready else 503, {"status": status, "missing": missing, "instances": instances})
-
-    async def _show_metrics(self, request: Request) -> Answer:
-        page = self.metrics.render() if self.whole is None else await self.whole.page()
-        return Answer(200, page, ((b"content-type", CONTENT_TYPE),))
-
-    async def _openapi(self, request: Request) -> Answer:
-        return json_answer(200, openapi_document(self.config.served_model_names))
-
-    async def _version(self, request: Request) -> Answer:
-        return json_answer(200, {"version": __version__})
-
-
-def _refused(request: Request, endpoint: Endpoint) -> Answer:
-    """Why a known path does not take this request."""
-    if endpoint.way is Way.REFUSED:
-        return error_reply(
-            request.path,
-            NotDisaggregableError(f"{request.path} is not served over several engines: {endpoint.about}."),
-        )
-    return _wrong_method(request, b"POST")
-
-
-def _wrong_method(request: Request, allow: bytes) -> Answer:
-    answer = error_reply(request.path, MethodNotAllowedError(f"{request.path} does not take {request.method}."))
-    return Answer(answer.status, answer.body, (*answer.headers, (b"allow", allow)))
 
 
 def _send(answer: Answer, record: Record, respond: Responder) -> None:

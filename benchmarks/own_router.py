@@ -14,6 +14,7 @@ import uvloop
 from disagg.engines.vllm.dialect_pull import PullDialect
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet, State
+from disagg.router.garbage import look_less_often
 from disagg.router.workers import make_entrance
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
@@ -35,4 +36,5 @@ async def _serve(prefill: int, decode: int, workers: int) -> None:
 
 
 if __name__ == "__main__":
+    look_less_often()
     uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

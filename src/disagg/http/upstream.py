@@ -16,6 +16,8 @@ from disagg.http.messages import Header
 from disagg.http.origin import Origin
 from disagg.http.response import Response
 
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
 
 class Pool(Protocol):
     """The pool as its connections see it."""
@@ -281,8 +283,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._in_head = False
         self._keep_alive = self._parser.should_keep_alive()
-        framed = any(name in {b"content-length", b"transfer-encoding"} for name, _ in self._headers)
-        self._until_close = not framed and self._status not in {204, 304}
+        self._until_close = self._status not in {204, 304}
+        for name, _ in self._headers:
+            if name in _FRAMING:
+                self._until_close = False
         self._response = Response(self, self._status, self._headers)
 
     def on_body(self, data: bytes) -> None:

@@ -14,7 +14,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from disagg.engines.base import Body, Order, Transfer
 from disagg.errors import DisaggError, HandoffError, NoInstanceError, NotDisaggregableError, UpstreamError
@@ -197,7 +198,7 @@ class Journey:
         """Send this body from now on."""
         intake = self._intake
         told = Intake(intake.api, body, intake.stream, intake.headers)
-        self._steps = replace(self._steps, intake=told, prompt_ids=prompt_ids)
+        self._steps = msgspec.structs.replace(self._steps, intake=told, prompt_ids=prompt_ids)
 
     def _let_go(self, failure: Failure) -> None:
         """An attempt has failed: its legs are ended, and KV that decode was given and does not read is released."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from disagg.engines.base import Transfer
 from disagg.errors import HandoffError, UpstreamError, UpstreamTimeoutError
 from disagg.http.limits import LegTimes
@@ -39,8 +41,7 @@ class Sending:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """Sends the legs of one request.
 
     Attributes:

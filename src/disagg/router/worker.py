@@ -18,6 +18,7 @@ import uvloop
 from disagg.errors import DisaggError
 from disagg.router.app import Router
 from disagg.router.fleet import Fleet
+from disagg.router.garbage import look_less_often
 from disagg.router.worker_link import (
     Drain,
     Drained,
@@ -169,6 +170,7 @@ async def _main(descriptor: int) -> None:
     # A terminal sends its signals to the whole group: when to stop is the parent's decision.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    look_less_often()
     link = Link(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor)))
     setup = await link.receive()
     if isinstance(setup, Setup):

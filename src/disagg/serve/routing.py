@@ -18,6 +18,7 @@ from disagg.router.admin import Admin
 from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet
+from disagg.router.garbage import look_less_often
 from disagg.router.keys import admin_key
 from disagg.router.probing import Prober
 from disagg.router.roster import Roster
@@ -59,6 +60,7 @@ def route(file: FleetFile, source: Source) -> int:
         ConfigError: If a key file is wrong.
         PreparationError: If the address cannot be bound.
     """
+    look_less_often()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Routing(file, source).serve())
 

@@ -27,6 +27,7 @@ from disagg.router.admin import Admin
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import Fleet
+from disagg.router.garbage import look_less_often
 from disagg.router.keys import admin_key
 from disagg.router.workers import Entrance, WorkerPool, only_one_worker
 from disagg.serve.deployment import Deployment, settle
@@ -83,6 +84,7 @@ def run(topology: Topology, adapter: EngineAdapter, model: str, ui: Ui) -> int:
     for warning in deployment.warnings:
         ui.console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
     folder = open_run_folder(topology.log_dir)
+    look_less_often()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, reserved_ports(deployment.processes):
         return runner.run(_Session(deployment, folder, ui, began).serve())
 

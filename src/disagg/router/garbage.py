@@ -6,7 +6,7 @@ import gc
 
 _NEW_OBJECTS = 20_000
 """New objects between two looks. A request in flight keeps some fifty, so Python's 700 is a look every few requests,
-each over objects that are all still in use: it took 8 % of the router's CPU time per request."""
+each over objects that are all still in use. Rarer looks save 6 to 11 % of a request's CPU time, sockets left out."""
 
 
 def look_less_often() -> None:

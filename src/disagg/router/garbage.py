@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 _NEW_OBJECTS = 20_000
-"""New objects that are still there between two looks. Python's 700 is reached every 17 requests when 16 are in flight,
+"""New objects still there between two looks. Python's 700 is reached every 17 requests when 16 are in flight,
 by objects that are all in use; with this number 25,000 requests went by without a look, so they leave no cycles.
 Measured: 6 to 11 % less CPU time per request, sockets left out."""
 

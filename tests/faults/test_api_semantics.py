@@ -32,7 +32,7 @@ SETTINGS = EngineSettings(
     served_model_names=(MODEL,),
     engine_id="",
     max_model_len=2048,
-    lease_s=5.0,
+    lease_s=3.0,
     prompt_tokens_details=True,
     auto_tool_choice=True,
     tool_call_parser="hermes",
@@ -53,7 +53,8 @@ async def engine(role: Role, **more: Any) -> AsyncIterator[Instance]:
     await instance.start()
     try:
         yield instance
-        for _ in range(500):
+        # Longer than the lease: a prefill that is cut off just when it ends leaves its KV to that.
+        for _ in range(2000):
             if not len(instance.core.engine.leases) and not instance.core.exchanges:
                 break
             await asyncio.sleep(0.01)

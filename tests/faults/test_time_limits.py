@@ -88,5 +88,5 @@ async def test_tries_do_not_add_up_beyond_the_limit() -> None:
         for p in r.prefill:
             p.default = late_503
         assert (await r.ask()).status in {503, 504}
-        assert sum(len(p.seen) for p in r.prefill) == 2
+        assert 1 <= sum(len(p.seen) for p in r.prefill) <= 2
         await r.settled()

@@ -113,13 +113,13 @@ async def test_changes_of_the_fleet_reach_the_workers(monkeypatch: pytest.Monkey
     """An engine that goes down, and comes back as another incarnation, does so for every worker."""
     async with pool(monkeypatch) as p:
         p.fleet.mark("decode-0", "inc-decode", State.DOWN)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while {(await p.get("/health")).status for _ in range(6)} != {503}:
                 pass
         assert {(await p.ask()).status for _ in range(6)} == {503}
         p.fleet.update("decode-0", "again", p.d.url, Peer("engine-d"))
         p.fleet.mark("decode-0", "again", State.READY)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while {(await p.get("/health")).status for _ in range(6)} != {200}:
                 pass
         assert {(await p.ask()).status for _ in range(6)} == {200}

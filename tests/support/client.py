@@ -194,7 +194,8 @@ def _judge_whole(result: Result) -> None:
         return
     if result.status != 200:
         result.ending = Ending.REFUSED if result.status < 500 else Ending.FAILED
-        error = answer.get("error")
+        # SGLang's own errors stand at the top; what an engine says reaches the client as it is.
+        error = answer if answer.get("object") == "error" else answer.get("error")
         if not isinstance(error, dict) or not error.get("message") or error.get("code") != result.status:
             result.problems.append("an error without the usual shape")
         return

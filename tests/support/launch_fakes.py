@@ -45,7 +45,8 @@ class FakeDialect(Dialect):
         return msgspec.json.encode(body if handle is None else {**body, "kv": handle.params})
 
 
-PLAN = ProbePlan("fake", FakeDialect(), PROBE, block_tokens=16, max_model_len=None, timeout_s=10.0)
+# The fake engine counts before it answers.
+PLAN = ProbePlan("fake", FakeDialect(), PROBE, block_tokens=16, timeout_s=10.0, counter_lag_s=0.5)
 
 
 @dataclass

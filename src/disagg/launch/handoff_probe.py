@@ -30,8 +30,6 @@ _DECODED_TOKENS = 2
 _MAX_TOKENS_PER_WORD = 5
 _DEFAULT_BLOCK_TOKENS = 128
 _PROBED_BLOCKS = 3
-# Engines publish counters at the end of a step or of a log interval.
-_COUNTER_LAG_S = 5.0
 _COUNTER_PAUSE_S = 0.1
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -48,6 +46,8 @@ class ProbePlan:
         block_tokens: Tokens per KV block, if it is known.
         max_model_len: Context limit in tokens, if it is known.
         timeout_s: For each leg. Long, because a first request may compile.
+        counter_lag_s: How long after an answer decode's counter may still rise, in seconds: engines publish counters
+            at the end of a step or of a log interval.
     """
 
     model: str
@@ -56,6 +56,7 @@ class ProbePlan:
     block_tokens: int | None = None
     max_model_len: int | None = None
     timeout_s: float = 120.0
+    counter_lag_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ async def probe_handoff(client: Client, plan: ProbePlan, prefill: Side, decode: 
         return Proof(handle.prompt_tokens, None, seconds)
     needed = handle.prompt_tokens - _tolerance(plan, handle.prompt_tokens)
     rise = 0.0
-    give_up_at = loop.time() + _COUNTER_LAG_S
+    give_up_at = loop.time() + plan.counter_lag_s
     while loop.time() < give_up_at:
         rise = (await read_counter(client, decode.origin, plan) or 0.0) - before
         if rise >= needed:

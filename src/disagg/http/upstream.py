@@ -111,10 +111,11 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             return await waiter
         except asyncio.CancelledError:
-            # The answer may have arrived in this turn of the loop; a complete one has given the connection back.
+            # The answer may have arrived in this turn of the loop, before or after the cancelling; a complete one has
+            # given the connection back, and it may be another exchange's by now.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().close()
-            elif linger is None or not self._linger(linger()):
+            elif self._waiter is waiter and (linger is None or not self._linger(linger())):
                 self.abort()
             raise
 
@@ -233,7 +234,12 @@ class UpstreamConnection(asyncio.Protocol):
                 response.deliver(data)
             if self._done:
                 self._finish(response)
-            if waiter is not None and not waiter.done():
+            if waiter is None:
+                return
+            if waiter.done():
+                # Whoever waited has just been cancelled, and does not know yet that there is an answer.
+                response.close()
+            else:
                 waiter.set_result(response)
 
     def _finish(self, response: Response) -> None:

@@ -149,14 +149,15 @@ def test_internal_fields_of_a_client_are_removed(shape: Deployment) -> None:
 
 
 def test_several_choices_and_prompt_lists_are_answered(shape: Deployment) -> None:
-    """What cannot be handed over is still answered, and the response says which path it took."""
+    """Prompts of a list are handed over one by one; what cannot be is answered, too; the response tells them apart."""
     many = request(
         shape.url, "/v1/completions", {"model": MODEL, "prompt": ["One", "Two"], "max_tokens": 3, "temperature": 0}
     )
     assert [c["index"] for c in many.json()["choices"]] == [0, 1]
-    assert many.headers["x-disagg-path"].startswith("local")
+    assert many.headers["x-disagg-path"] == "disaggregated"
     choices = request(shape.url, "/v1/completions", {"model": MODEL, "prompt": "One", "n": 2, "max_tokens": 3})
     assert len(choices.json()["choices"]) == 2
+    assert choices.headers["x-disagg-path"].startswith("local")
 
 
 def test_a_client_that_leaves_stops_the_engines(shape: Deployment) -> None:

@@ -149,7 +149,7 @@ def test_internal_fields_of_a_client_are_removed(shape: Deployment) -> None:
 
 
 def test_several_choices_and_prompt_lists_are_answered(shape: Deployment) -> None:
-    """Prompts of a list are handed over one by one; what cannot be is answered, too; the response tells them apart."""
+    """Prompts of a list are handed over one by one; what cannot be is answered too, and says that it was not."""
     many = request(
         shape.url, "/v1/completions", {"model": MODEL, "prompt": ["One", "Two"], "max_tokens": 3, "temperature": 0}
     )

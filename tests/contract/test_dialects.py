@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg.engines.base import Api, Body, Dialect, Handle, Order, Peer, Transfer
-from disagg.engines.bodies import is_true
+from disagg.engines.bodies import is_true, priming, several
 from disagg.engines.qaic.dialect import ContentDialect
 from disagg.engines.registry import ADAPTERS, load_adapter
 from disagg.engines.sglang.dialect import BootstrapDialect
@@ -46,7 +46,10 @@ INTERNAL = ["kv_transfer_params", "ec_transfer_params", "bootstrap_room", "disag
 
 # What a prefill leg may drop or set; everything else shapes the prompt, or is checked there before KV is pinned.
 STOPS = {"ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output"}
-EDITED = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens", "n", *STOPS}
+EDITED = {
+    "stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens", "n", "best_of",
+    "use_beam_search", *STOPS,
+}  # fmt: skip
 # Prefill tells about the prompt, so decode is not asked.
 TOLD = {"echo", "prompt_logprobs"}
 TIES = {"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"}
@@ -70,6 +73,8 @@ KEYS = st.sampled_from(
         "max_tokens",
         "max_completion_tokens",
         "n",
+        "best_of",
+        "use_beam_search",
         "vllm_xargs",
         "temperature",
         "logprobs",
@@ -311,11 +316,7 @@ class TestHandles:
 @pytest.mark.parametrize(
     ("api", "fields", "reason"),
     [
-        (Api.CHAT, {"n": 2}, "n-greater-1"),
-        (Api.COMPLETIONS, {"n": "3"}, "n-greater-1"),
-        (Api.COMPLETIONS, {"best_of": 2}, "best-of-greater-1"),
         (Api.CHAT, {"echo": "true"}, "echo"),
-        (Api.CHAT, {"use_beam_search": True}, "beam-search"),
         (Api.COMPLETIONS, {"prompt_embeds": "AAAA"}, "prompt-embeds"),
         (Api.CHAT, {"truncate_prompt_tokens": -1}, "truncated-prompt"),
         (Api.CHAT, {"n": 1, "echo": False, "prompt_logprobs": None, "best_of": 1}, None),
@@ -333,6 +334,54 @@ def test_only_what_cannot_be_handed_over_stays_local(
 ) -> None:
     """Too strict wastes the pools; too lax gives wrong answers."""
     assert dialect.local_reason(api, msgspec.json.decode(json.dumps(fields).encode(), type=Body)) == reason
+
+
+SEVERAL = [
+    (Api.CHAT, {"n": 2}, "n-greater-1"),
+    (Api.COMPLETIONS, {"n": "3"}, "n-greater-1"),
+    (Api.COMPLETIONS, {"n": 2.5}, "n-greater-1"),
+    (Api.COMPLETIONS, {"best_of": 2}, "best-of-greater-1"),
+    (Api.CHAT, {"use_beam_search": True}, "beam-search"),
+    (Api.COMPLETIONS, {"use_beam_search": "yes", "n": 4}, "beam-search"),
+]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(("api", "fields", "reason"), SEVERAL)
+def test_several_choices_are_primed_or_each_has_a_handover_or_they_stay_local(
+    dialect: Dialect, api: Api, fields: dict[str, Any], reason: str
+) -> None:
+    """A handle is read once. SGLang has a room for each sequence; Cloud AI's decode takes what it loads out."""
+    body = msgspec.json.decode(json.dumps(fields).encode(), type=Body)
+    assert several(api, body) == reason
+    own = "n-greater-1" if "n" in fields else reason
+    assert dialect.local_reason(api, body) == (own if dialect.name == "content-keyed" else None)
+    assert dialect.primes is (dialect.name in {"nixl-pull", "nixl-push", "mooncake", "lmcache"})
+
+
+@pytest.mark.parametrize("dialect", [pytest.param(d, id=d.name) for d in FAMILIES if d.primes])
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.GENERATE])
+def test_a_priming_leg_fetches_the_kv_and_does_as_little_as_possible(dialect: Dialect, api: Api) -> None:
+    """The same prompt, tied to prefill as decode's leg is; one token, one choice, no stream, no beams."""
+    settings = {"n": 3, "best_of": 4, "max_tokens": 50, "min_tokens": 9, "seed": 1}
+    fields: dict[str, Any] = {"prompt": "x", "tools": [1.50], "stream": True, "stream_options": {}, "logprobs": 1}
+    if api is Api.GENERATE:
+        fields["sampling_params"] = settings
+    else:
+        fields |= {**settings, "use_beam_search": True, "prompt_logprobs": 2}
+    body = msgspec.json.decode(json.dumps(fields).encode(), type=Body)
+    whole = fields_of(dialect.decode_body(api, body, TRANSFER, handle(dialect)))
+    leg = fields_of(dialect.decode_body(api, priming(api, body), TRANSFER, handle(dialect)))
+    assert {k: leg.get(k) for k in TIES} == {k: whole.get(k) for k in TIES}
+    assert (leg["prompt"], leg["tools"], leg["stream"]) == ("x", [1.5], False)
+    assert not {"stream_options", "use_beam_search", "prompt_logprobs"} & set(leg)
+    shown = leg["sampling_params"] if api is Api.GENERATE else leg
+    assert (shown["n"], shown["max_tokens"], shown["seed"]) == (1, 1, 1)
+    assert "min_tokens" not in shown
+    if api is not Api.GENERATE:
+        assert leg["best_of"] == 1
+    prefill = fields_of(dialect.prefill_body(api, body, TRANSFER))
+    assert "use_beam_search" not in prefill
 
 
 @pytest.mark.parametrize("dialect", CAPPING)

@@ -77,6 +77,56 @@ def _text(name: str, prompt: Any = "The capital of France is", way: str = "disag
     return Wish(name, TEXT, {"prompt": prompt, "temperature": 0, "max_tokens": 10, **more}, way, apart)
 
 
+_TIDE = "The tide is high, and the moon is near. " * 30
+"""Longer than a block of any engine's cache."""
+
+
+def several() -> list[Wish]:
+    """Several choices of one prompt. Greedy by `top_k`, because engines refuse them at temperature 0.
+
+    One engine counts what the second choice finds of the first as cached; here that is what prefill has found.
+    """
+    usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    apart = frozenset({"cached_tokens", "created_cache_tokens"})
+    rows: list[tuple[str, bool, dict[str, Any]]] = [
+        ("greedy", True, {"top_k": 1, "n": 2}),
+        ("greedy", False, {"top_k": 1, "n": 3}),
+        ("seeded", True, {"seed": 7, "n": 3}),
+        ("seeded", False, {"seed": 5, "n": 4, "ignore_eos": True}),
+        ("streamed", True, {"seed": 7, "n": 3, "stream": True, **usage}),
+        ("streamed", False, {"seed": 8, "n": 2, "stream": True, **usage}),
+        ("logprobs", True, {"seed": 7, "n": 2, "logprobs": True, "top_logprobs": 2}),
+        ("logprobs", False, {"seed": 9, "n": 2, "logprobs": 2}),
+        ("stop", True, {"seed": 4, "n": 3, "stop": ["e"], "max_tokens": 30}),
+        ("stop", False, {"seed": 4, "n": 3, "stop": ["e", "a"], "max_tokens": 30, "stream": True}),
+        ("one-token", False, {"seed": 4, "n": 3, "max_tokens": 1}),
+        ("prompt-logprobs", True, {"seed": 4, "n": 2, "prompt_logprobs": 1}),
+        ("echo", False, {"seed": 4, "n": 2, "echo": True}),
+        ("echo-logprobs", False, {"seed": 4, "n": 2, "echo": True, "logprobs": 1}),
+        ("echo-streamed", False, {"seed": 4, "n": 2, "echo": True, "stream": True, **usage}),
+        ("list", False, {"seed": 4, "n": 2, "prompt": [_TIDE, f"So: {_TIDE}"]}),
+        ("list-streamed", False, {"seed": 4, "n": 2, "prompt": [_TIDE, f"So: {_TIDE}"], "stream": True, **usage}),
+        ("tools", True, {"seed": 4, "n": 2, "tools": _TOOLS, "tool_choice": "required", "max_tokens": 60}),
+        ("json", True, {"seed": 4, "n": 2, "response_format": _json_schema(), "max_tokens": 40}),
+        ("n-as-text", False, {"seed": 4, "n": "2"}),
+        ("too-many", False, {"seed": 4, "n": 10**6}),
+        ("no-number", True, {"seed": 4, "n": 2.5}),
+    ]
+    found = []
+    for name, chat, more in rows:
+        prompt = {"messages": _user(_TIDE)} if chat else {"prompt": _TIDE}
+        body = {**prompt, "temperature": 1.0, "max_tokens": 10, **more}
+        way = "disaggregated;primed=n-greater-1"
+        kept = apart | ({"prompt_token_ids"} if name == "echo-streamed" else set())
+        found.append(Wish(f"several-{'chat' if chat else 'text'}-{name}", CHAT if chat else TEXT, body, way, kept))
+    settings = {"temperature": 1.0, "seed": 3, "n": 2, "max_tokens": 8}
+    generate = {"token_ids": [1000 + n for n in range(300)], "sampling_params": settings}
+    found.append(Wish("several-generate", GENERATE, generate, "disaggregated;primed=n-greater-1", apart))
+    best = {"prompt": _TIDE, "temperature": 0, "max_tokens": 10, "best_of": 2, "n": 1}
+    found.append(Wish("several-best-of", TEXT, best, "disaggregated;primed=best-of-greater-1", apart))
+    return found
+
+
 def chats() -> list[Wish]:
     """Chat completions."""
     usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
@@ -85,7 +135,7 @@ def chats() -> list[Wish]:
         _chat("chat"),
         _chat("chat-streamed", stream=True, **usage),
         _chat("chat-continuous-usage", stream=True, **continuous),
-        _chat("chat-n", n=2, way="local;reason=n-greater-1"),
+        _chat("chat-n", n=2),
         _chat("chat-one-token", max_tokens=1),
         _chat("chat-one-token-streamed", max_tokens=1, stream=True),
         _chat("chat-newer-cap", max_tokens=50, max_completion_tokens=3),
@@ -166,8 +216,7 @@ def texts() -> list[Wish]:
         _text("text-echo-streamed", echo=True, stream=True, **usage),
         _text("text-echo-logprobs-streamed", echo=True, logprobs=1, stream=True),
         _text("text-echo-token-ids", echo=True, return_token_ids=True, way="local;reason=echo-token-ids"),
-        _text("text-best-of", best_of=2, n=1, way="local;reason=best-of-greater-1"),
-        _text("text-n", n=2, way="local;reason=n-greater-1"),
+        _text("text-n", n=2),
         _text("text-list", two),
         _text("text-list-of-one", two[:1]),
         _text("text-list-of-ids", ids),
@@ -214,7 +263,7 @@ def others() -> list[Wish]:
         Wish("generate-streamed", GENERATE, {**generate, "stream": True, "stream_options": {"include_usage": True}}),
         Wish("generate-logprobs", GENERATE, {**generate, "sampling_params": {**settings, "logprobs": 2}}),
         Wish("generate-floor", GENERATE, {**generate, "sampling_params": {**settings, "min_tokens": 6}}),
-        Wish("generate-n", GENERATE, {**generate, "sampling_params": {**settings, "n": 2}}, "local;reason=n-"),
+        Wish("generate-n", GENERATE, {**generate, "sampling_params": {**settings, "n": 2}}),
         Wish("generate-text", GENERATE, {**generate, "output_mode": "text"}),
         Wish("tokenize", "/tokenize", {"prompt": "Hello world"}, "passed"),
         Wish("detokenize", "/detokenize", {"tokens": [1000, 2000]}, "passed"),
@@ -230,7 +279,7 @@ def _text_format() -> dict[str, Any]:
 
 def wishes(model: str) -> list[Wish]:
     """All of them, for a model."""
-    found = [*chats(), *texts(), *others()]
+    found = [*chats(), *texts(), *others(), *several()]
     return [Wish(w.name, w.path, {"model": model, **w.body}, w.way, w.apart) for w in found]
 
 

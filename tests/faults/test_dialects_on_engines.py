@@ -106,6 +106,87 @@ async def test_clients_that_leave_leave_nothing_behind(name: DialectName) -> Non
         assert read(reply.body).text == (await right(up, COMPLETIONS, body)).text
 
 
+def choices_of(body: bytes) -> list[tuple[int, str]]:
+    """The choices of a completion, streamed or whole."""
+    if not body.startswith(b"data: "):
+        return sorted((c["index"], c["text"]) for c in json.loads(body)["choices"])
+    texts: dict[int, str] = {}
+    for event in body.split(b"\n\n")[:-2]:
+        for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return sorted(texts.items())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+async def test_several_choices_are_one_engines_and_their_prompt_is_prefills(name: DialectName, stream: bool) -> None:
+    """Decode computes what is behind the last whole block, for each choice, and nothing else of the prompt."""
+    async with toy_fleet(2, 2, dialect=name) as up:
+        for n in (2, 5):
+            body = request_of(COMPLETIONS, prompt=list(range(7, 7 + 100 + n)), n=n, temperature=1.0, seed=n)
+            if not stream:
+                del body["stream"], body["stream_options"]
+            before = sum(e.core.engine.counters.computed_prompt_tokens for e in up.decode)
+            reply = await send(up.router.port, COMPLETIONS, body)
+            computed = sum(e.core.engine.counters.computed_prompt_tokens for e in up.decode) - before
+            expected = await send(up.alone.addresses.port, COMPLETIONS, body)
+            assert len({text for _, text in choices_of(expected.body)}) == n, "the choices have to differ"
+            assert choices_of(reply.body) == choices_of(expected.body)
+            primed = "" if name == "sglang" else ";primed=n-greater-1"
+            assert reply.headers["x-disagg-path"] == f"disaggregated{primed}"
+            # 16 tokens are a block.
+            assert computed <= n * ((100 + n) % 16) + 2
+        await at_home(up)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "sglang"])
+async def test_several_choices_stay_where_a_cache_would_not_help(name: DialectName) -> None:
+    """A decode engine without a prefix cache, or with blocks larger than the prompt, says so on its metrics page."""
+    body = request_of(COMPLETIONS, prompt=list(range(7, 107)), n=2, temperature=1.0, seed=1)
+    wanted: dict[str, dict[str, Any]] = {"no-prefix-cache": {"prefix_caching": False}}
+    if name == "nixl-pull":
+        # Elsewhere blocks of unequal size cannot be handed over at all.
+        wanted["within-one-block"] = {"block_size": 128}
+    for reason, settings in wanted.items():
+        async with toy_fleet(dialect=name, decode_with=settings) as up:
+            reply = await send(up.router.port, COMPLETIONS, body)
+            assert reply.headers["x-disagg-path"] == f"local;reason={reason}"
+            assert choices_of(reply.body) == choices_of((await send(up.alone.addresses.port, COMPLETIONS, body)).body)
+            await at_home(up)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "sglang"])
+async def test_clients_of_several_choices_that_leave_leave_nothing_behind(name: DialectName) -> None:
+    """Before, while and after the KV is fetched, and while choices are made."""
+    slow = SimplePace(prefill_tokens_per_s=1500.0, decode_step_s=0.01)
+    async with toy_fleet(dialect=name, pace=slow, linger_s=2.0) as up:
+        for n in range(8):
+            call = await Call.open(up.router.port)
+            call.send(_wire(request_of(COMPLETIONS, prompt=f"{n} the sea is wide " * 8, n=3, temperature=1.0)))
+            await asyncio.sleep(0.03 * n)
+            await call.close()
+        await at_home(up)
+        body = request_of(COMPLETIONS, n=2, temperature=1.0, seed=4)
+        reply = await send(up.router.port, COMPLETIONS, body)
+        assert choices_of(reply.body) == choices_of((await send(up.alone.addresses.port, COMPLETIONS, body)).body)
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "sglang"])
+async def test_several_choices_are_tried_on_another_pair(name: DialectName, stage: str) -> None:
+    """503 from one engine, on whichever of the legs: right words all the same, and no block is held."""
+    async with toy_fleet(2, 2, dialect=name) as up:
+        body = request_of(COMPLETIONS, n=3, temperature=1.0, seed=4)
+        expected = choices_of((await send(up.alone.addresses.port, COMPLETIONS, body)).body)
+        sick = (up.prefill if stage == "prefill" else up.decode)[0]
+        for fault in (Faults(status=503), Faults(status=503, match=Match(body='"n":3'))):
+            sick.core.faults.set((fault,))
+            for _ in range(3):
+                reply = await asyncio.wait_for(send(up.router.port, COMPLETIONS, body), 20)
+                assert choices_of(reply.body) == expected
+        await at_home(up)
+
+
 @pytest.mark.parametrize("name", RELEASING)
 async def test_kv_that_decode_refuses_is_free_before_its_lease_ends(name: DialectName) -> None:
     """The lease is 20 s and a meeting minutes; the blocks are home as soon as the client has its answer."""

@@ -258,6 +258,18 @@ class IdsDialect(FakeDialect):
         return None
 
 
+class PrimingDialect(FakeDialect):
+    """The same, of an engine that keeps what it was handed in its prefix cache."""
+
+    primes = True
+
+    def local_reason(self, api: Api, body: Body) -> str | None:
+        return "prompt-list" if api is Api.COMPLETIONS and holds_several(body.get("prompt", NULL)) else None
+
+    def prefill_body(self, api: Api, body: Body, transfer: Transfer) -> bytes:
+        return msgspec.json.encode({**msgspec.json.decode(super().prefill_body(api, body, transfer)), "n": 1})
+
+
 class PairedDialect(Dialect):
     """Both legs at once, tied by a key; what prefill answers is only looked at, and released through decode."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from disagg.engines.base import Dialect, Peer
 from disagg.engines.emulated.instance import Addresses, Instance
 from disagg.engines.emulated.settings import DialectName, EngineSettings, Pace, Role, SimplePace
 from disagg.engines.sglang.dialect import BootstrapDialect
+from disagg.engines.vllm.adapter import VllmAdapter
 from disagg.engines.vllm.dialect_lmcache import LMCacheDialect
 from disagg.engines.vllm.dialect_mooncake import MooncakeDialect
 from disagg.engines.vllm.dialect_pull import PullDialect
@@ -93,19 +95,27 @@ async def toy_fleet(
     pace: Pace | None = None,
     dialect: DialectName = "nixl-pull",
     linger_s: float = 30.0,
+    decode_with: Mapping[str, Any] | None = None,
     **spec: object,
 ) -> AsyncIterator[ToyFleet]:
-    """So many engines per stage, ready, behind a router."""
+    """So many engines per stage, ready, behind a router; `decode_with` are settings of the decode engines."""
     fleet = Fleet((Stage.PREFILL, Stage.DECODE))
     anywhere = Addresses("127.0.0.1", 0, "127.0.0.1", 0)
     stages: dict[Stage, list[Instance]] = {Stage.PREFILL: [], Stage.DECODE: []}
     for stage, count, role in ((Stage.PREFILL, prefill, Role.PRODUCER), (Stage.DECODE, decode, Role.CONSUMER)):
         for n in range(count):
             name = f"{stage}-{n}"
-            settings = replace(SETTINGS, role=role, engine_id=f"{name}-one", dialect=dialect)
+            more = decode_with or {} if stage is Stage.DECODE else {}
+            settings = replace(SETTINGS, role=role, engine_id=f"{name}-one", dialect=dialect, **more)
             stages[stage].append(Instance(settings, pace or SimplePace(), anywhere))
     alone = Instance(replace(SETTINGS, engine_id="alone"), SimplePace(), anywhere)
-    config = RouterConfig((MODEL,), RouterSpec.model_validate(spec), lease_s=SETTINGS.lease_s, linger_s=linger_s)
+    config = RouterConfig(
+        (MODEL,),
+        RouterSpec.model_validate({"load_interval_s": 0, **spec}),
+        lease_s=SETTINGS.lease_s,
+        linger_s=linger_s,
+        probe=VllmAdapter().probe(),
+    )
     router = Router(config, DIALECTS[dialect], fleet, tick_s=0.02)
     everybody = [alone, *stages[Stage.PREFILL], *stages[Stage.DECODE]]
     try:

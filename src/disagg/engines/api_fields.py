@@ -14,6 +14,8 @@ import msgspec
 from disagg.engines.base import Api
 
 _FALSE = msgspec.Raw(b"false")
+# A beam search asks the engine again and again, and would not keep the KV of the first time.
+_FLOORS = ("min_tokens", "use_beam_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,9 @@ class ApiFields:
 
     Attributes:
         caps: Keys that limit the answer's length, all of which prefill gets as 1: of several, an engine takes one.
-        floors: Keys that are refused beside a cap of one token, or without a stream; neither shapes the prompt.
-        choices: Keys that ask for several answers to one prompt; prefill gets 1 for the first of them.
+        floors: Keys that make no sense beside a cap of one token, one choice, or without a stream; none shapes the
+            prompt.
+        choices: Keys that ask for several answers to one prompt; prefill gets 1 for each of them.
         nested: The object that holds caps, floors and choices; None if they are at the top level.
         id_key: The key of the body that names the request inside an engine, where the header does not.
         id_prefix: What such a name begins with.
@@ -33,7 +36,7 @@ class ApiFields:
 
     caps: tuple[str, ...]
     floors: tuple[str, ...] = ("min_tokens",)
-    choices: tuple[str, ...] = ("n",)
+    choices: tuple[str, ...] = ("n", "best_of")
     nested: str | None = None
     id_key: str | None = None
     id_prefix: str = ""
@@ -43,8 +46,8 @@ class ApiFields:
 
 FIELDS: Mapping[Api, ApiFields] = {
     # Chat takes max_completion_tokens before max_tokens when a body has both.
-    Api.CHAT: ApiFields(caps=("max_tokens", "max_completion_tokens")),
-    Api.COMPLETIONS: ApiFields(caps=("max_tokens",), ids_key="prompt"),
+    Api.CHAT: ApiFields(caps=("max_tokens", "max_completion_tokens"), floors=_FLOORS),
+    Api.COMPLETIONS: ApiFields(caps=("max_tokens",), floors=_FLOORS, ids_key="prompt"),
     # A stored or background answer lives in one engine's memory, and prefill's is nobody's.
     Api.RESPONSES: ApiFields(
         caps=("max_output_tokens",),
@@ -55,5 +58,5 @@ FIELDS: Mapping[Api, ApiFields] = {
         fixed={"stream": _FALSE, "background": _FALSE, "store": _FALSE},
     ),
     Api.MESSAGES: ApiFields(caps=("max_tokens",), floors=(), choices=()),
-    Api.GENERATE: ApiFields(caps=("max_tokens",), nested="sampling_params", ids_key="token_ids"),
+    Api.GENERATE: ApiFields(caps=("max_tokens",), choices=("n",), nested="sampling_params", ids_key="token_ids"),
 }

@@ -158,6 +158,7 @@ class ReadinessProbe:
             that select it (``name{label="value"}``); None if the engine has none.
         running: Gauge of requests that are being run.
         waiting: Gauge of requests that wait inside the engine.
+        cache_info: Metric with the labels ``block_size`` and ``enable_prefix_caching``; None if the engine has none.
         kv_events_path: Tells where the engine publishes KV events, by data-parallel rank; None if it does not.
         never_ready: Regular expression for a log line after which a starting engine will never answer, although its
             process goes on; None if no such line is known.
@@ -170,6 +171,7 @@ class ReadinessProbe:
     waiting: str
     never_ready: str | None = None
     kv_events_path: str | None = None
+    cache_info: str | None = None
 
 
 Body = dict[str, msgspec.Raw]
@@ -290,6 +292,10 @@ class Dialect(Protocol):
     counts_handed_over: bool = False
     """Decode reports tokens that it was handed as found in its cache, which they were not."""
 
+    primes: bool = False
+    """A decode engine that was handed the KV of a prompt keeps it in its prefix cache. A handle can be read once, so
+    a request of several choices is handed over by a leg of one token, after which the client's own finds the KV. If
+    not, `local_reason` says what becomes of it."""
     takes_prompt_ids: bool = False
     """A chat leg may carry its prompt as `kv_transfer_params.prompt_token_ids`, and answers tell token ids."""
 

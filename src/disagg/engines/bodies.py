@@ -33,6 +33,7 @@ FALSE = msgspec.Raw(b"false")
 ONE = msgspec.Raw(b"1")
 ZERO = msgspec.Raw(b"0")
 
+_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
 _TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 # Objects inside a body that engines merge into what their connectors read.
 _HIDING = frozenset({"vllm_xargs", "sampling_params"})
@@ -108,6 +109,40 @@ def count_at(body: Body, key: str) -> int:
     return value if isinstance(value, int) and value > 1 else 1
 
 
+def several(api: Api, body: Body) -> str | None:
+    """What makes several sequences of one prompt in an engine, as a short slug; None if nothing does."""
+    if not FIELDS[api].choices:
+        return None
+    if "use_beam_search" in body and is_true(body, "use_beam_search"):
+        return "beam-search"
+    settings = sampling(api, body)
+    for key, reason in _SEVERAL:
+        if key in settings and is_more_than_one(settings, key):
+            return reason
+    return None
+
+
+def choices_per_prompt(api: Api, body: Body) -> int:
+    """How many choices an answer has for each of its prompts, with the spellings that pydantic accepts."""
+    try:
+        return max(1, int(number_at(sampling(api, body), "n")))
+    except (ValueError, OverflowError):
+        return 1
+
+
+def priming(api: Api, body: Body) -> Body:
+    """The client's body as a leg that only fetches KV asks it: the same prompt, one token, one choice, no stream."""
+    leg = about_the_answer(api, body)
+    _cap_all(leg, api, ONE)
+    return leg
+
+
+def about_the_answer(api: Api, body: Body) -> Body:
+    """The client's body without what prefill tells about the prompt."""
+    told = {"prompt_logprobs", "echo"} if api is Api.COMPLETIONS else {"prompt_logprobs"}
+    return {key: value for key, value in body.items() if key not in told}
+
+
 def prefill_leg(api: Api, body: Body, internal: frozenset[str], transfer: Transfer) -> dict[str, msgspec.Raw]:
     """The client's body as prefill gets it: the same prompt, one token, one choice, not streamed.
 
@@ -119,16 +154,8 @@ def prefill_leg(api: Api, body: Body, internal: frozenset[str], transfer: Transf
         internal: Keys that are removed.
         transfer: The attempt, which names the leg for APIs that take a request's id from the body.
     """
-    fields = FIELDS[api]
     leg = client_body(body, internal)
-    leg.pop("stream_options", None)
-    cap = ZERO if api is Api.COMPLETIONS and "echo" in leg and is_true(leg, "echo") else ONE
-    if fields.nested is None:
-        _cap(leg, api, cap)
-    elif (inner := _read_object(leg.get(fields.nested))) is not None:
-        _cap(inner, api, cap)
-        leg[fields.nested] = msgspec.Raw(encode(inner))
-    leg.update(fields.fixed)
+    _cap_all(leg, api, ZERO if api is Api.COMPLETIONS and "echo" in leg and is_true(leg, "echo") else ONE)
     _name(leg, api, transfer.key)
     return leg
 
@@ -150,6 +177,18 @@ def decode_leg(api: Api, body: Body, internal: frozenset[str], transfer: Transfe
             leg.pop("echo", None)
         _name(leg, api, transfer.key)
     return leg
+
+
+def _cap_all(leg: dict[str, msgspec.Raw], api: Api, cap: msgspec.Raw) -> None:
+    """Ask for one token and one choice, wherever the API keeps that, and for no stream."""
+    fields = FIELDS[api]
+    leg.pop("stream_options", None)
+    if fields.nested is None:
+        _cap(leg, api, cap)
+    elif (inner := _read_object(leg.get(fields.nested))) is not None:
+        _cap(inner, api, cap)
+        leg[fields.nested] = msgspec.Raw(encode(inner))
+    leg.update(fields.fixed)
 
 
 def _cap(fields: dict[str, msgspec.Raw], api: Api, cap: msgspec.Raw) -> None:

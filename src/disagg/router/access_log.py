@@ -48,6 +48,7 @@ class Line(msgspec.Struct, omit_defaults=True):
         queue_s: How long it waited for a permit.
         prefill_s: How long the last prefill leg took.
         reason: Why it took another path than the disaggregated one.
+        primed: Why its KV was handed over by a leg of its own.
         error: Why it was not served.
         detail: The same in words.
         prefill: Engine of the prefill leg.
@@ -75,6 +76,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     queue_s: float | None = None
     prefill_s: float | None = None
     reason: str = ""
+    primed: str = ""
     error: str = ""
     detail: str = ""
     prefill: str = ""
@@ -105,6 +107,7 @@ def make_line(record: Record, request: Request, ended_at: float, wall: float) ->
         queue_s=round(record.queue_s, 6) if record.queue_s else None,
         prefill_s=round(record.prefill_s, 6) if record.prefill_s else None,
         reason=record.reason,
+        primed=record.primed,
         error=record.error,
         detail=record.detail[:_MAX_TEXT],
         prefill=record.prefill,

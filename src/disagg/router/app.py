@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+from disagg.engines import bodies
 from disagg.engines.base import Body, Dialect
 from disagg.errors import (
     DisaggError,
@@ -44,6 +45,7 @@ from disagg.router.models import Models
 from disagg.router.observer import Observer
 from disagg.router.pages import Pages
 from disagg.router.passing import Passing, read_passed
+from disagg.router.prefix_caches import PrefixCaches
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
 from disagg.router.route import Route
@@ -106,6 +108,8 @@ class Router:
         self._affinity = self._steering.affinity
         legs = Legs(fleet, self.client, self._affinity, books)
         self._releases = Releases(legs, dialect, config.lease_s)
+        caches = PrefixCaches(self.client, fleet, config.probe, self._clocks.monotonic)
+        caches.headers = self.engine_headers
         self._route = Route(
             legs=legs,
             dialect=dialect,
@@ -116,6 +120,7 @@ class Router:
             serving=Stage.DECODE if fleet.needs(Stage.DECODE) else Stage.COLOCATED,
             releases=self._releases,
             introductions=Introductions(self.client, dialect),
+            caches=caches,
             # Engines pair the stages by it and show it in answers: the next one must not follow from it.
             new_key=lambda: os.urandom(16).hex(),
         )
@@ -314,7 +319,11 @@ class Router:
 
     async def _split(self, intake: Intake, record: Record, respond: Responder) -> None:
         """Serve a request over the stages."""
-        merge = merge_for(intake.api, intake.body, counts_handed_over=self._dialect.counts_handed_over)
+        dialect = self._dialect
+        several = bodies.several(intake.api, intake.body) if dialect.primes else None
+        # What was handed over by a leg of its own, decode finds in its cache.
+        counts_handed_over = dialect.counts_handed_over or several is not None
+        merge = merge_for(intake.api, intake.body, counts_handed_over=counts_handed_over)
         if is_fanned_out(self._route, intake):
             await Fanout(self._route, intake, record, respond, merge).run()
         else:

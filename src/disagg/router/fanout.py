@@ -71,7 +71,7 @@ class Fanout:
         self._failure: DisaggError | Answer | None = None
         self._parts: list[Part] = []
         self._records: list[Record] = []
-        self._joiner = Joiner(f"cmpl-{route.new_key()}")
+        self._joiner = Joiner(f"cmpl-{route.new_key()}", bodies.choices_per_prompt(intake.api, intake.body))
 
     async def run(self) -> None:
         """Serve the request to its end.
@@ -173,6 +173,7 @@ class Fanout:
         record.reason = odd.reason if odd is not None else ""
         record.prefill = ",".join(sorted({r.prefill for r in parts if r.prefill}))
         record.decode = ",".join(sorted({r.decode for r in parts if r.decode}))
+        record.primed = next((r.primed for r in parts if r.primed), "")
         record.retries = sum(r.retries for r in parts)
         record.prompt_tokens = sum(r.prompt_tokens for r in parts)
         record.cached_tokens = sum(r.cached_tokens for r in parts)
@@ -270,13 +271,15 @@ class Joiner:
 
     Args:
         public_id: The answer's id.
+        per_prompt: Choices of each prompt.
 
     Attributes:
         writable: The client can be sent more.
     """
 
-    def __init__(self, public_id: str) -> None:
+    def __init__(self, public_id: str, per_prompt: int = 1) -> None:
         self.writable = True
+        self._per_prompt = per_prompt
         self._id = msgspec.Raw(_encode(public_id))
         self._usage: dict[str, object] | None = None
         self._last: Fields = {}
@@ -289,14 +292,15 @@ class Joiner:
         try:
             fields = _object.decode(data)
             choices = _choices.decode(fields["choices"])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+            self._number(choices, index)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, ValueError):
             return event + b"\n\n"
         fields["id"] = self._id
         if not choices:
             self._last = fields
             self._count(fields)
             return b""
-        fields["choices"] = _numbered(choices, index)
+        fields["choices"] = msgspec.Raw(_encode(choices))
         return b"data: " + _encode(fields) + b"\n\n"
 
     def closing(self) -> bytes:
@@ -312,8 +316,7 @@ class Joiner:
         choices: list[Fields] = []
         for index, answer in enumerate(answers):
             own = _choices.decode(answer["choices"])
-            for choice in own:
-                choice["index"] = msgspec.Raw(_encode(index))
+            self._number(own, index)
             choices += own
             self._count(answer)
         joined: dict[str, object] = {**answers[0], "id": self._id, "choices": choices}
@@ -321,16 +324,17 @@ class Joiner:
             joined["usage"] = self._usage
         return _encode(joined)
 
+    def _number(self, choices: list[Fields], prompt: int) -> None:
+        """Number the choices of one prompt through."""
+        first = prompt * self._per_prompt
+        for choice in choices:
+            own = int(bytes(choice["index"])) if self._per_prompt > 1 else 0
+            choice["index"] = msgspec.Raw(_encode(first + own))
+
     def _count(self, fields: Fields) -> None:
         usage = msgspec.json.decode(fields.get("usage", b"null"))
         if isinstance(usage, dict):
             self._usage = usage if self._usage is None else _added(self._usage, usage)
-
-
-def _numbered(choices: list[Fields], index: int) -> msgspec.Raw:
-    for choice in choices:
-        choice["index"] = msgspec.Raw(_encode(index))
-    return msgspec.Raw(_encode(choices))
 
 
 def _added(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:

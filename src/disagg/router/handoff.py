@@ -41,6 +41,11 @@ class Handoff:
         self.pinned = True
         self.member.pin()
 
+    def fetched(self) -> None:
+        """Decode has read the KV, and prefill may forget it."""
+        self.used = True
+        self.unpin(None)
+
     def unpin(self, lease_ends_s: float | None) -> None:
         """The KV has been fetched (None), or is held until this monotonic time at most. Further calls do nothing."""
         if self.pinned:

@@ -7,6 +7,7 @@
               |- P or D fails before the client has a byte -----------> next attempt, fresh key, other instances
               |- no P can be reached, and not strict -----------------> D alone (path local)
     together: where the dialect wants it, both legs leave at once (`disagg.router.pair`)
+    several:  choices of one prompt find its KV in D's cache, where a leg of its own puts it (`disagg.router.priming`)
     answer:   a stream is relayed in whole events; anything else is read to its end first
     recovery: where it is on, a stream whose D dies is prefilled again with what was sent, and goes on
 """
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from disagg.engines import bodies
 from disagg.engines.base import Body, Order, Transfer
 from disagg.errors import DisaggError, HandoffError, NoInstanceError, NotDisaggregableError, UpstreamError
 from disagg.http.messages import Answer
@@ -28,6 +30,7 @@ from disagg.router.handoff import Handoff
 from disagg.router.intake import Intake
 from disagg.router.legs import Failure
 from disagg.router.pair import Pair
+from disagg.router.priming import Priming, failure_of
 from disagg.router.record import Path, Record
 from disagg.router.recovery import Recovery
 from disagg.router.route import Route
@@ -68,6 +71,7 @@ class Journey:
         self._crashes = 0
         self._handoff: Handoff | None = None
         self._pair: Pair | None = None
+        self._priming: Priming | None = None
         self._failure: Failure | None = None
         self._hints: Hints | None = None
         self._why_no_prefill = "no-prefill-instance"
@@ -138,8 +142,12 @@ class Journey:
             reason = self._legs.affinity.local_reason(self._hints, route.serving)
         if reason is not None:
             self._go_local(reason, None)
-        else:
-            record.path = Path.DISAGGREGATED
+            return
+        record.path = Path.DISAGGREGATED
+        if route.dialect.primes and self._merge is not None:
+            # There is something to merge whenever there are several choices.
+            several = bodies.several(self._intake.api, self._intake.body)
+            self._priming = Priming(self._steps, several) if several is not None else None
 
     def _go_local(self, reason: str, refusal: DisaggError | None) -> None:
         """Let decode do it all, which is visible, or refused where the deployment is strict or decode cannot."""
@@ -151,7 +159,7 @@ class Journey:
             raise refusal
         self._record.path = Path.LOCAL
         self._record.reason = reason
-        self._record.prefill = ""
+        self._record.primed = self._record.prefill = ""
 
     async def _attempts(self) -> Answer | None:
         """Try until an answer is there or has been streamed (None), or nothing more may be tried."""
@@ -241,17 +249,18 @@ class Journey:
             prefill = self._pick(Stage.PREFILL)
             if prefill is None:
                 self._go_local(self._why_no_prefill, self._no_instance(Stage.PREFILL))
+            elif self._priming is not None:
+                return await self._primed(self._priming, prefill, key)
             elif self._route.dialect.pairs_first:
-                return await self._as_pair(prefill, key)
+                return await self._as_pair(prefill, self._pick_serving(), key, self._steps)
             else:
                 failure = await self._prefill(prefill, Transfer(key, prefill.peer))
                 if failure is not None:
                     return failure
-        return await self._decode(self._pick_serving(), key)
+        return await self._decode(self._pick_serving(), key, self._steps)
 
-    async def _as_pair(self, prefill: Member, key: str) -> Answer | Stream | Failure:
-        """An attempt whose instances have to know of each other before the first leg leaves."""
-        decode = self._pick_serving()
+    async def _as_pair(self, prefill: Member, decode: Member, key: str, carrying: Steps) -> Answer | Stream | Failure:
+        """Legs whose instances have to know of each other before the first one leaves."""
         self._record.prefill, self._record.decode = prefill.name, decode.name
         try:
             peer = await self._route.introductions.peer(prefill)
@@ -259,7 +268,7 @@ class Journey:
             return Failure(Stage.PREFILL, prefill.name, "unreachable", retry=True, refused=True, error=error)
         transfer = Transfer(key, peer, decode.peer)
         if self._route.dialect.order is Order.CONCURRENT:
-            self._pair = Pair(self._steps, prefill, decode, transfer)
+            self._pair = Pair(carrying, prefill, decode, transfer)
             return await self._pair.run()
         failure = await self._prefill(prefill, transfer)
         if failure is not None:
@@ -269,7 +278,30 @@ class Journey:
             self._drop_handoff("not-used")
             gone = HandoffError(f"Decode instance {decode.name} was gone when its KV had arrived.")
             return Failure(decode.stage, decode.name, "unreachable", retry=True, error=gone)
-        return await self._decode(decode, key)
+        return await self._decode(decode, key, carrying)
+
+    async def _primed(self, priming: Priming, prefill: Member, key: str) -> Answer | Stream | Failure:
+        """An attempt of several choices: a decode instance fetches the KV, and then answers."""
+        decode = self._pick_serving()
+        obstacle = await priming.obstacle(decode)
+        if obstacle is None:
+            failure = failure_of(await self._as_pair(prefill, decode, key, priming.carrying), decode)
+            if failure is not None:
+                return failure
+            pair, self._pair = self._pair, None
+            if pair is not None:
+                pair.finish()
+                self._handoff = pair.handoff
+            prompt_tokens = 0
+            if self._handoff is not None:
+                self._handoff.fetched()
+                prompt_tokens = self._handoff.handle.prompt_tokens
+            obstacle = await priming.obstacle(decode, prompt_tokens)
+        if obstacle is not None:
+            self._go_local(obstacle, _cannot_be_split(obstacle))
+            return await self._decode(decode, self._route.new_key(), self._steps)
+        self._record.primed = priming.why
+        return await priming.answer(decode)
 
     def _pick_serving(self) -> Member:
         serving = self._pick(self._route.serving)
@@ -296,11 +328,11 @@ class Journey:
             return None
         return outcome
 
-    async def _decode(self, member: Member, key: str) -> Answer | Stream | Failure:
+    async def _decode(self, member: Member, key: str, steps: Steps) -> Answer | Stream | Failure:
         self._record.decode = member.name
         handoff = self._handoff if self._record.path is Path.DISAGGREGATED else None
         transfer = handoff.transfer if handoff is not None else None
-        outcome = await self._steps.decode(member, key, transfer, handoff, self._steps.sending(handoff))
+        outcome = await steps.decode(member, key, transfer, handoff, steps.sending(handoff))
         if isinstance(outcome, Failure) and outcome.outcome == "stale-handle":
             self._drop_handoff("stale")
         return outcome

@@ -98,6 +98,7 @@ class Leg:
         sent: The request has left.
         span: Its span, where traces are made.
         works: The client has been passed something of the answer.
+        primes: It only fetches KV for another leg.
     """
 
     __slots__ = (
@@ -109,6 +110,7 @@ class Leg:
         "_trial",
         "member",
         "outcome",
+        "primes",
         "response",
         "sent",
         "span",
@@ -121,6 +123,7 @@ class Leg:
         self.outcome = "cancelled"
         self.sent = False
         self.works = False
+        self.primes = False
         self.span: LegSpan | None = None
         self._books = books
         self._source = source
@@ -147,6 +150,8 @@ class Leg:
         member.count(-1)
         now = books.now()
         books.metrics.leg_ended(member.stage, member.name, self.outcome, now - self._started_at)
+        if self.primes:
+            books.metrics.priming_ended(member.name, self.outcome)
         self._judge(now)
         if self.span is not None:
             self.span.end(self.outcome, self.response.status if self.response is not None else 0)
@@ -169,7 +174,8 @@ class Leg:
         """Its answer is good so far: the instance works, and so does the one whose KV it used.
 
         Args:
-            streaming_since: When a stream has begun, monotonic seconds; None for a whole answer.
+            streaming_since: When its first token came, monotonic seconds; None if that is not known, as of a whole
+                answer.
         """
         self.works = True
         books, source = self._books, self._source
@@ -315,6 +321,8 @@ class Legs:
         tracer = self._books.tracer
         if tracer is not None:
             leg.span, outgoing = tracer.leg(leg.member, outgoing)
+            if leg.primes:
+                leg.span.primes()
         leg.response = await self.client.request(leg.member.origin, outgoing, times, before_send)
         leg.answered()
         return leg.response

@@ -3,7 +3,8 @@
 ================================  =======================================================================
 the prompt of `echo`              prefill's, in front of decode's text; its tokens and log probabilities too
 `prompt_logprobs`                 prefill's; decode was not asked, it would compute the whole prompt again
-cached prompt tokens              prefill's, where decode counts tokens that it was handed as cached
+cached prompt tokens              prefill's, where decode counts what it was handed as cached; several choices of one
+                                  prompt always find it there
 everything else                   decode's, byte by byte
 ================================  =======================================================================
 
@@ -49,15 +50,18 @@ def merge_for(api: Api, body: Body, *, counts_handed_over: bool) -> Merge | None
     if not (wants_prompt or counts_handed_over):
         return None
     echoed = "echo" in body and bodies.is_true(body, "echo")
-    plan = _Plan(echoed and api is Api.COMPLETIONS, counts_handed_over)
+    echo = echoed and api is Api.COMPLETIONS
+    plan = _Plan(wants_prompt, echo, counts_handed_over, bodies.choices_per_prompt(api, body))
     return Merge(partial(_merge_whole, plan), partial(_merge_stream, plan))
 
 
 class _Plan(NamedTuple):
-    """What has to be merged: the prompt of a text completion, the number of cached tokens."""
+    """What has to be merged, something of the prompt, its text, the number of cached tokens; and how many choices."""
 
+    prompt: bool
     echo: bool
     cached: bool
+    choices: int
 
 
 def _merge_whole(plan: _Plan, api: Api, prefilled: bytes, answer: bytes) -> bytes:
@@ -78,7 +82,7 @@ def _merged(plan: _Plan, api: Api, prefilled: bytes, answer: bytes) -> bytes:
         _merge_cached(ours, theirs)
     if "prompt_logprobs" in theirs:
         ours["prompt_logprobs"] = theirs["prompt_logprobs"]
-    if api is Api.COMPLETIONS:
+    if plan.prompt and api is Api.COMPLETIONS:
         choices, sources = _choices.decode(ours["choices"]), _choices.decode(theirs["choices"])
         for choice in choices:
             choice["prompt_logprobs"] = sources[0].get("prompt_logprobs", _NULL)
@@ -97,7 +101,7 @@ def _merge_stream(plan: _Plan, api: Api, prefilled: bytes) -> StreamFilter:
     del api  # the plan knows what it needs
     try:
         theirs = _object.decode(prefilled)
-        echo = Echo(_choices.decode(theirs["choices"])[0]) if plan.echo else None
+        echo = Echoes(_choices.decode(theirs["choices"])[0], plan.choices) if plan.echo else None
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError) as error:
         raise UpstreamProtocolError(f"Prefill's answer cannot be put before decode's: {error}.") from error
 
@@ -111,14 +115,14 @@ def _merge_stream(plan: _Plan, api: Api, prefilled: bytes) -> StreamFilter:
     return change
 
 
-def _change_event(event: bytes, theirs: Fields | None, echo: Echo | None) -> bytes:
+def _change_event(event: bytes, theirs: Fields | None, echo: Echoes | None) -> bytes:
     """One event, without its blank line; what is no JSON object stays as it is."""
     head, mark, data = event.partition(b"data: ")
     try:
         fields = _object.decode(data)
         if theirs is not None:
             _merge_cached(fields, theirs, brief=True)
-        if echo is not None and not echo.done and "choices" in fields:
+        if echo is not None and "choices" in fields:
             choices = _choices.decode(fields["choices"])
             for choice in choices:
                 echo.put_before(choice)
@@ -156,9 +160,6 @@ class Echo:
 
     Args:
         source: The choice of prefill's answer, of a leg that echoed.
-
-    Attributes:
-        done: The rest of the stream needs no change.
     """
 
     def __init__(self, source: Fields) -> None:
@@ -166,13 +167,17 @@ class Echo:
         self._logprobs = _object_at(source, "logprobs")
         self._shift = 0
         self._told = False
-        self.done = False
         if self._logprobs is not None:
             offsets, tokens = (
                 _numbers.decode(self._logprobs["text_offset"]),
                 _strings.decode(self._logprobs["tokens"]),
             )
             self._shift = offsets[-1] + len(tokens[-1]) if tokens else 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Every piece has a place in the text, which the prompt changes."""
+        return self._logprobs is not None
 
     def put_before(self, choice: Fields) -> None:
         """Change a choice, or the next piece of one: the first gets the prompt, all get their place after it."""
@@ -188,7 +193,33 @@ class Echo:
         if not self._told:
             choice["text"] = msgspec.Raw(_encode(self._text + _text.decode(choice["text"])))
         self._told = True
-        self.done = self._logprobs is None
+
+
+class Echoes:
+    """The same for the pieces of several choices, told apart by their index.
+
+    Args:
+        source: The choice of prefill's answer.
+        choices: How many there will be.
+    """
+
+    def __init__(self, source: Fields, choices: int) -> None:
+        self._source = source
+        self._choices = choices
+        self._by_index: dict[bytes, Echo] = {}
+
+    @property
+    def done(self) -> bool:
+        """The rest of the stream needs no change."""
+        return len(self._by_index) >= self._choices and not any(e.goes_on for e in self._by_index.values())
+
+    def put_before(self, choice: Fields) -> None:
+        """Change the next piece of a choice."""
+        index = bytes(choice.get("index", _NULL))
+        echo = self._by_index.get(index)
+        if echo is None:
+            echo = self._by_index[index] = Echo(self._source)
+        echo.put_before(choice)
 
 
 def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:

@@ -123,6 +123,11 @@ class Metrics(Collector):
         self._handoff_failures = Counter(
             "disagg_handoff_failures", "Prompts whose KV did not reach decode.", ("reason",)
         )
+        self._primings = Counter(
+            "disagg_priming_legs",
+            "Decode legs of one token that only fetch KV, for a request of several answers, by engine and outcome.",
+            (ENGINE, "outcome"),
+        )
         self._recoveries = Counter(
             "disagg_stream_recoveries", "Streams whose decode instance failed, and what became of them.", ("outcome",)
         )
@@ -213,6 +218,10 @@ class Metrics(Collector):
     def handed_over(self, prefill: str) -> None:
         """Decode has taken over the KV of a prompt."""
         self._handoffs.values[prefill,] += 1
+
+    def priming_ended(self, decode: str, outcome: str) -> None:
+        """A decode leg that only fetched KV is over."""
+        self._primings.values[decode, outcome] += 1
 
     def handoff_took(self, decode: str, seconds: float) -> None:
         """Decode's stream began so many seconds after prefill's answer."""

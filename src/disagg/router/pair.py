@@ -41,7 +41,8 @@ class Pair:
         self._releases = steps.route.releases
         self._members = (prefill, decode)
         self._transfer = transfer
-        self._sending = Sending(steps.linger_s, Source(prefill, steps.route.legs.now(), answered=False))
+        source = Source(prefill, steps.route.legs.now(), answered=False)
+        self._sending = Sending(steps.linger_s, source, primes=steps.primes)
         loop = asyncio.get_running_loop()
         self._prefilling = loop.create_task(steps.prefill(prefill, transfer))
         self._decoding = loop.create_task(steps.decode(decode, transfer.key, transfer, None, self._sending))

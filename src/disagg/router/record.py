@@ -49,6 +49,7 @@ class Record:
         started_at: Monotonic seconds.
         path: The way that it takes.
         reason: Why the way is not the disaggregated one; empty otherwise.
+        primed: Why the KV was handed over by a leg of its own, before the one that answers; empty if it was not.
         error: Why the request was not served, a word of a closed list; empty otherwise.
         prefill: Instance of the prefill leg whose KV was used, or tried last.
         decode: Instance of the decode leg, or of the only leg.
@@ -72,6 +73,7 @@ class Record:
     started_at: float
     path: Path = Path.NONE
     reason: str = ""
+    primed: str = ""
     error: str = ""
     prefill: str = ""
     decode: str = ""
@@ -101,6 +103,8 @@ class Record:
         lines = [(b"x-request-id", self.public_id)]
         if self.path is not Path.NONE:
             text = f"{self.path};reason={self.reason}" if self.reason else str(self.path)
+            if self.primed:
+                text += f";primed={self.primed}"
             lines.append((b"x-disagg-path", text.encode("latin-1")))
         if self.prefill:
             lines.append((b"x-disagg-prefill", self.prefill.encode("latin-1")))
@@ -112,10 +116,11 @@ class Record:
         """One line of ``key=value`` pairs; nothing of the request's content and no credentials."""
         ttft = f"{self.first_byte_at - self.started_at:.4f}" if self.first_byte_at else "-"
         reason = f" reason={self.reason}" if self.reason else ""
+        primed = f" primed={self.primed}" if self.primed else ""
         key = f" key={self.key}" if self.key else ""
         detail = f" detail={self.detail!r}" if self.detail else ""
         return (
-            f"id={self.public_id.decode('latin-1')} api={self.api} path={self.path}{reason}"
+            f"id={self.public_id.decode('latin-1')} api={self.api} path={self.path}{reason}{primed}"
             f" prefill={self.prefill or '-'} decode={self.decode or '-'} status={self.status}"
             f" outcome={self.outcome} ttft_s={ttft} duration_s={now - self.started_at:.4f}"
             f" retries={self.retries}{key}{detail}"

@@ -12,8 +12,6 @@ from disagg.engines import bodies
 from disagg.engines.base import Api, Body
 
 _APIS = frozenset({Api.CHAT, Api.COMPLETIONS})
-_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
-_FLAGS = (("use_beam_search", "beam-search"), ("echo", "echo"))
 _VALUES = (
     ("prompt_logprobs", "prompt-logprobs"),
     ("prompt_embeds", "prompt-embeds"),
@@ -39,12 +37,11 @@ def why_not(api: Api, body: Body) -> str | None:
     """Why a stream of this request cannot be recovered, as a short slug; None if it can."""
     if api not in _APIS:
         return "not-for-this-api"
-    for key, reason in _SEVERAL:
-        if key in body and bodies.is_more_than_one(body, key):
-            return reason
-    for key, reason in _FLAGS:
-        if key in body and bodies.is_true(body, key):
-            return reason
+    reason = bodies.several(api, body)
+    if reason is not None:
+        return reason
+    if "echo" in body and bodies.is_true(body, "echo"):
+        return "echo"
     for key, reason in _VALUES:
         if bytes(body.get(key, b"null")).strip() not in _NOTHING:
             return reason

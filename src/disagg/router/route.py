@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from disagg.engines.base import Dialect
 from disagg.router.introduction import Introductions
 from disagg.router.legs import Legs
+from disagg.router.prefix_caches import PrefixCaches
 from disagg.router.release import Releases
 from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
@@ -27,6 +28,7 @@ class Route:
         serving: The stage that answers: decode, or colocated.
         releases: Lets KV go that nobody will fetch.
         introductions: What has to be known of prefill instances.
+        caches: What is known of the decode instances' prefix caches.
         new_key: 32 hex digits that no client can guess, for the transfer of one attempt.
     """
 
@@ -39,4 +41,5 @@ class Route:
     serving: Stage
     releases: Releases
     introductions: Introductions
+    caches: PrefixCaches
     new_key: Callable[[], str]

@@ -14,6 +14,10 @@ from disagg.router.record import Record
 class LegSpan(Protocol):
     """The span of one leg."""
 
+    def primes(self) -> None:
+        """The leg only fetches KV for another one."""
+        ...
+
     def end(self, outcome: str, status: int) -> None:
         """The leg is over.
 

@@ -34,11 +34,13 @@ class Sending:
         linger_s: How long it may go on for its first output when it is given up, in seconds.
         source: Whose KV it is given; None for a run on decode alone.
         left: The request has left for the engine.
+        primes: It only fetches the KV, for another leg.
     """
 
     linger_s: float
     source: Source | None = None
     left: bool = False
+    primes: bool = False
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -50,6 +52,7 @@ class Steps(msgspec.Struct, frozen=True):
         ends_at: When its time is over, monotonic seconds.
         keeps_answer: Prefill's answer is needed for the client's.
         prompt_ids: Token ids that are the prompt, whatever the body has for one; empty for the body's own.
+        primes: The decode leg with the KV only fetches it: another one answers.
     """
 
     route: Route
@@ -57,6 +60,7 @@ class Steps(msgspec.Struct, frozen=True):
     ends_at: float
     keeps_answer: bool
     prompt_ids: Sequence[int] = ()
+    primes: bool = False
 
     async def prefill(self, member: Member, transfer: Transfer) -> Handoff | Failure:
         """Let `member` compute the prompt and keep its KV."""
@@ -104,13 +108,14 @@ class Steps(msgspec.Struct, frozen=True):
     def linger_s(self) -> float:
         """How long a decode leg may go on for its first output when its client leaves, in seconds."""
         limit_s = self.route.linger_s
-        return limit_s if self.intake.stream else min(limit_s, _WHOLE_LINGER_S)
+        return limit_s if self.intake.stream or self.primes else min(limit_s, _WHOLE_LINGER_S)
 
     def sending(self, handoff: Handoff | None) -> Sending:
         """A decode leg that is about to be sent with this KV, or without any."""
         if handoff is None:
             return Sending(0.0)
-        return Sending(self.linger_s, Source(handoff.member, handoff.since, answered=True))
+        source = Source(handoff.member, handoff.since, answered=True)
+        return Sending(self.linger_s, source, primes=self.primes)
 
     async def decode(
         self,
@@ -131,6 +136,7 @@ class Steps(msgspec.Struct, frozen=True):
         """
         intake, route = self.intake, self.route
         leg = route.legs.open(member, sending.source)
+        leg.primes = sending.primes
         keep_open = False
 
         def before_leaving() -> None:
@@ -159,6 +165,8 @@ class Steps(msgspec.Struct, frozen=True):
             if response.status != 200:
                 return leg.refuse(response, answer)
             leg.outcome = "ok"
+            if sending.primes:
+                leg.served(route.legs.now())  # its only token came a moment ago
             return Answer(response.status, hide_internal(answer), tuple(relayed_headers(response.headers)))
         except HandoffError as error:
             return Failure(member.stage, member.name, "stale-handle", retry=True, error=error)
@@ -193,7 +201,7 @@ class Steps(msgspec.Struct, frozen=True):
         spec = self.route.spec
         remaining_s = self.remaining()
         # An answer that is not streamed shows its first byte when it is complete.
-        first_s = min(spec.first_token_timeout_s, remaining_s) if self.intake.stream else remaining_s
+        first_s = min(spec.first_token_timeout_s, remaining_s) if self.intake.stream or self.primes else remaining_s
         return LegTimes(first_s, spec.idle_timeout_s, remaining_s)
 
     def _headers(self, key: str) -> tuple[Header, ...]:

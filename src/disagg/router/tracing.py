@@ -143,6 +143,10 @@ class OtelLegSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
+    def primes(self) -> None:
+        """The leg only fetches KV for another one."""
+        self._span.set_attribute("disagg.priming", True)
+
     def end(self, outcome: str, status: int) -> None:
         """The leg is over."""
         self._span.set_attribute("disagg.outcome", outcome)
@@ -166,6 +170,7 @@ def _story(record: Record) -> Iterator[tuple[str, AttributeValue]]:
         yield "gen_ai.operation.name", operation
     for name, text in (
         ("disagg.reason", record.reason),
+        ("disagg.primed", record.primed),
         ("disagg.prefill", record.prefill),
         ("disagg.decode", record.decode),
         ("error.type", record.error),

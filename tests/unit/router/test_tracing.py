@@ -19,6 +19,7 @@ from disagg.router.observer import Observer
 from disagg.router.tracing import OtelTracer
 from disagg.topology.router_spec import Router as RouterSpec
 from tests.support import mock_engine as mock
+from tests.support.mock_engine import PrimingDialect
 from tests.support.rig import MODEL, Call, rig
 
 STREAM = {"model": MODEL, "prompt": "x", "stream": True}
@@ -59,6 +60,18 @@ async def test_a_request_and_its_legs_are_one_trace_below_the_clients_span() -> 
             assert sent.header(b"traceparent") == f"00-{TRACE}-{span_id(leg)}-01".encode()
             assert sent.header(b"tracestate") == b"vendor=1"
             assert sum(name == b"traceparent" for name, _ in sent.headers) == 1
+
+
+async def test_a_leg_that_only_fetches_kv_is_told_apart_from_the_one_that_answers() -> None:
+    """Three legs below one request, two of them on decode."""
+    with recorded() as (tracer, exporter):
+        async with rig(tracer=tracer, dialect=PrimingDialect()) as r:
+            await r.ask(STREAM | {"n": 2})
+        spans = exporter.get_finished_spans()
+        legs = [s.attributes or {} for s in spans if s.name == "decode decode-0"]
+        assert [a.get("disagg.priming") for a in legs] == [True, None]
+        request = by_name(exporter)["POST /v1/completions"].attributes or {}
+        assert (request["disagg.path"], request["disagg.primed"]) == ("disaggregated", "n-greater-1")
 
 
 async def test_spans_say_what_happened() -> None:

@@ -66,6 +66,7 @@ class VllmAdapter:
             running="vllm:num_requests_running",
             waiting="vllm:num_requests_waiting",
             kv_events_path="/kv_event_sources",
+            cache_info="vllm:cache_config_info",
             # Without its listener the engine waits for ever for the listener's word that it is ready.
             never_ready=r"Exception in thread nixl_handshake_listener",
         )

@@ -16,8 +16,6 @@ NOTHING = msgspec.Raw(b"null")
 _NO_MODEL = "disagg/nobody-will-fetch-this"
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
-# A handle can be read once, so what fans out over several sequences stays on one engine.
-_SEVERAL = (("n", "n-greater-1"), ("best_of", "best-of-greater-1"))
 _VALUES = (
     ("prompt_embeds", "prompt-embeds"),
     # Where vLLM cuts depends on whether the body caps its output, and the legs' caps differ.
@@ -90,16 +88,13 @@ def local_reason(api: Api, body: Body, *, merges: bool) -> str | None:
             decode would need logits of the whole prompt for some requests, and it does not have them.
     """
     settings = bodies.sampling(api, body)
-    for key, reason in _SEVERAL:
-        if key in settings and bodies.is_more_than_one(settings, key):
-            return reason
-    if "use_beam_search" in body and bodies.is_true(body, "use_beam_search"):
-        return "beam-search"
     for key, reason in _VALUES:
         if key in settings and not bodies.is_null(settings, key):
             return reason
     if ("echo" in body or "prompt_logprobs" in settings) and bodies.wants_prompt(api, body):
         why = bodies.unmergeable(api, body) or (None if merges else "wants-prompt")
+        if why is None and "use_beam_search" in body and bodies.is_true(body, "use_beam_search"):
+            why = "beam-search"
         if why is not None:
             return why
     prompt = body.get("prompt") if api is Api.COMPLETIONS else None

@@ -21,6 +21,7 @@ class LMCacheDialect(Dialect):
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
     takes_prompt_ids = True
+    primes = True
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:

@@ -35,6 +35,7 @@ class MooncakeDialect(Dialect):
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
     takes_prompt_ids = True
+    primes = True
     order = Order.CONCURRENT
     pairs_first = True
 

@@ -81,6 +81,7 @@ class PullDialect(Dialect):
     name = "nixl-pull"
     internal_keys = bodies.INTERNAL_KEYS
     takes_prompt_ids = True
+    primes = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""

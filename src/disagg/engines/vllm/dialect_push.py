@@ -43,6 +43,7 @@ class PushDialect(Dialect):
     internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
     takes_prompt_ids = True
+    primes = True
     order = Order.CONCURRENT
     pairs_first = True
 

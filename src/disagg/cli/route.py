@@ -13,6 +13,7 @@ from disagg.cli.flags import CommandFlag, document_flag, split_command_flags
 from disagg.cli.flags_scan import FlagScan
 from disagg.cli.print_route import plan_lines, route_json, route_yaml
 from disagg.errors import ConfigError, Problem
+from disagg.router.keys import key_problems
 from disagg.serve.routing import Source, route
 from disagg.topology.flags import flag_table, flags_by_name
 from disagg.topology.fleet_file import FleetFile, LoadedFleet, load_fleet
@@ -82,7 +83,7 @@ def load(words: Sequence[str], path: str | None) -> LoadedFleet:
         raise ConfigError(
             [Problem("--config", "name a file, or the engines: --prefill URL --decode URL --model NAME")]
         )
-    return load_fleet(document, scan.settings, scan.errors)
+    return load_fleet(document, scan.settings, scan.errors, key_problems)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from disagg.engines.registry import ENGINE_OF, adapter_for
 from disagg.errors import ConfigError, Problem
 from disagg.launch.checkpoint import planned_model, resolve_model
 from disagg.launch.machine import detect_platform
+from disagg.router.keys import key_problems
 from disagg.serve import Ui, describe, render_json, render_table, run
 from disagg.topology.instances import Instance
 from disagg.topology.load import LoadedTopology
@@ -94,7 +95,8 @@ def load(words: Sequence[str], given: Mapping[str, str | bool]) -> LoadedTopolog
 
 
 def _engine_check(topology: Topology, instances: Sequence[Instance]) -> tuple[list[Problem], list[Problem]]:
-    return adapter_for(topology.platform).check(topology, instances)
+    errors, warnings = adapter_for(topology.platform).check(topology, instances)
+    return [*errors, *key_problems(topology.router)], list(warnings)
 
 
 def _model(topology: Topology, *, dry: bool) -> str:

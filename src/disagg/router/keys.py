@@ -211,6 +211,23 @@ def admin_key(spec: RouterSpec) -> bytes:
     return key_digest(key.encode())
 
 
+def key_problems(spec: RouterSpec) -> list[Problem]:
+    """Everything that is wrong with the files that hold keys, so that it is told beside what else is wrong."""
+    reads: list[Callable[[], object]] = [lambda: engine_credentials(spec)]
+    if spec.api_key_file is not None:
+        path = spec.api_key_file
+        reads.append(lambda: read_key_file(path))
+    if spec.admin_port is not None:
+        reads.append(lambda: admin_key(spec))
+    problems: list[Problem] = []
+    for read in reads:
+        try:
+            read()
+        except ConfigError as error:
+            problems.extend(error.problems)
+    return problems
+
+
 def _first_line(path: str, where: str) -> str:
     try:
         text = Path(path).read_text(encoding="latin-1")

@@ -6,7 +6,7 @@ It is read by the same rules as a topology, and its `router` section is the same
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -140,7 +140,10 @@ class LoadedFleet:
 
 
 def load_fleet(
-    document: Document | None, settings: Sequence[Setting] = (), before: Sequence[Problem] = ()
+    document: Document | None,
+    settings: Sequence[Setting] = (),
+    before: Sequence[Problem] = (),
+    check: Callable[[Router], Sequence[Problem]] | None = None,
 ) -> LoadedFleet:
     """Put a file and flags together and check the result.
 
@@ -148,6 +151,7 @@ def load_fleet(
         document: The file, if there is one.
         settings: Values from flags; they win over the file.
         before: What was already found wrong with the flags.
+        check: What the router itself says of its settings.
 
     Raises:
         ConfigError: With every problem, each naming the flag or line that caused it.
@@ -163,6 +167,8 @@ def load_fleet(
     except ValidationError as error:
         raise ConfigError([*errors, *provenance.explain(translate(error, FleetFile))]) from None
     errors.extend(provenance.explain(check_fleet(file)))
+    if check is not None:
+        errors.extend(provenance.explain(check(file.router)))
     if errors:
         raise ConfigError(errors)
     return LoadedFleet(file, provenance)

@@ -20,6 +20,8 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 STORE_URL = r"^(lmcache|redis|rediss|mooncake)://[^/]+|^file:///.+"
 """What the URL of a KV store looks like."""
+HTTP_URL = r"^https?://[^/?#\s]+"
+"""What the URL of a web service looks like."""
 ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """A text without control characters."""
 PLAIN_NAME = r"^[^\x00-\x1f\x7f-\x9f-][^\x00-\x1f\x7f-\x9f]*$"
@@ -135,6 +137,17 @@ def host_name(value: str) -> str:
 def env_value(value: object) -> object:
     """Read a whole number as the text that an environment variable holds."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def http_url(value: str) -> str:
+    """Check the form of an HTTP URL.
+
+    Raises:
+        ValueError: If the scheme is another one, or the host is missing.
+    """
+    if not re.match(HTTP_URL, value):
+        raise ValueError(f"{value[:80]!r} is no URL such as http://127.0.0.1:4318/v1/traces")
+    return value
 
 
 def store_url(value: str) -> str:

@@ -57,8 +57,8 @@ def translate(error: ValidationError, root: type[BaseModel] = Topology) -> list[
         root: That model.
     """
     details = error.errors(include_url=False)
-    # A list whose items were all refused is then also called too short.
-    bad_items = {detail["loc"][:-1] for detail in details}
+    # A list whose items were all refused is then also called too short, whatever was wrong inside them.
+    bad_items = {detail["loc"][:depth] for detail in details for depth in range(1, len(detail["loc"]))}
     return [_translate(d, root) for d in details if d["type"] != "too_short" or d["loc"] not in bad_items]
 
 

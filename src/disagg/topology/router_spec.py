@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from disagg.topology.values import Count, Folder, Host, Name, Names, Port, Seconds, Spec
+from disagg.topology.values import Count, Folder, Host, HttpUrl, Name, Names, Port, Seconds, Spec
 
 PolicyName = Literal[
     "round-robin",
@@ -105,5 +105,5 @@ class Router(Spec):
     """File whose first line is the admin API's own key."""
     access_log: bool = False
     """Write one JSON line per request."""
-    otlp_traces_endpoint: Name | None = None
+    otlp_traces_endpoint: HttpUrl | None = None
     """Where OpenTelemetry spans are sent, such as http://127.0.0.1:4318/v1/traces; without it none are made."""

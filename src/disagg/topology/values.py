@@ -35,6 +35,12 @@ Folder = Annotated[
     Field(min_length=1, max_length=4096, json_schema_extra={"pattern": forms.ONE_LINE}),
     AfterValidator(forms.one_line),
 ]
+HttpUrl = Annotated[
+    str,
+    Field(max_length=4096, json_schema_extra={"pattern": forms.HTTP_URL}),
+    AfterValidator(forms.one_line),
+    AfterValidator(forms.http_url),
+]
 Host = Annotated[
     str,
     Field(min_length=1, json_schema_extra={"pattern": forms.HOST_NAME}),

@@ -98,3 +98,29 @@ def test_the_example_file_loads() -> None:
     """What the guide shows can be started with."""
     example = Path(__file__).parents[3] / "examples/route.yaml"
     assert load([], str(example)).file.stages() == (Stage.PREFILL, Stage.DECODE)
+
+
+def test_a_bad_url_is_the_only_thing_that_is_said_of_its_list() -> None:
+    """A list that has one engine, whose URL is wrong, is not called empty as well."""
+    with pytest.raises(ConfigError) as caught:
+        load(["--model", "m", "--prefill", "http://a:1", "--decode", "http://b:99999"], None)
+    assert len(caught.value.problems) == 1
+    assert "is no URL" in str(caught.value)
+
+
+def test_files_of_keys_and_the_address_of_traces_are_checked_beside_the_rest(tmp_path: Path) -> None:
+    """Nothing of this waits for the start: a dry run says it, all at once."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("alice sha256:12\nbob\n")
+    words = ["--model", "m", *ENGINES, "--api-key-file", str(keys), "--engine-api-key-file", str(tmp_path / "none")]
+    with pytest.raises(ConfigError) as caught:
+        load([*words, "--admin-port", "9", "--admin-key-file", str(tmp_path / "gone"), "--port", "8000"], None)
+    told = "\n".join(map(str, caught.value.problems))
+    assert f"{keys}:1" in told
+    assert f"{keys}:2" in told
+    assert "--engine-api-key-file" in told
+    assert "--admin-key-file" in told
+    assert len(caught.value.problems) == 4
+    with pytest.raises(ConfigError) as traced:
+        load(["--model", "m", *ENGINES, "--otlp-traces-endpoint", "foo"], None)
+    assert "--otlp-traces-endpoint: 'foo' is no URL such as http://127.0.0.1:4318/v1/traces" in str(traced.value)

@@ -359,6 +359,21 @@ def test_several_choices_are_primed_or_each_has_a_handover_or_they_stay_local(
     assert dialect.primes is (dialect.name in {"nixl-pull", "nixl-push", "mooncake", "lmcache"})
 
 
+def test_apis_without_choices_have_one() -> None:
+    """Their engines ignore such fields, so nothing has to be primed."""
+    body = msgspec.json.decode(b'{"n":2,"best_of":2,"use_beam_search":true}', type=Body)
+    assert several(Api.RESPONSES, body) is several(Api.MESSAGES, body) is None
+
+
+@pytest.mark.parametrize("wish", [{"echo": True}, {"prompt_logprobs": 1}])
+@pytest.mark.parametrize("dialect", [pytest.param(d, id=d.name) for d in FAMILIES if d.primes])
+def test_a_beam_search_that_wants_its_prompt_stays_local(dialect: Dialect, wish: dict[str, Any]) -> None:
+    """It has no log probabilities of the prompt that could be put together with prefill's."""
+    body = msgspec.json.decode(json.dumps({"use_beam_search": True, **wish}).encode(), type=Body)
+    together = dialect.order is Order.CONCURRENT
+    assert dialect.local_reason(Api.COMPLETIONS, body) == ("wants-prompt" if together else "beam-search")
+
+
 @pytest.mark.parametrize("dialect", [pytest.param(d, id=d.name) for d in FAMILIES if d.primes])
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.GENERATE])
 def test_a_priming_leg_fetches_the_kv_and_does_as_little_as_possible(dialect: Dialect, api: Api) -> None:

@@ -12,7 +12,8 @@ import pytest
 from disagg.engines.base import ReadinessProbe
 from disagg.http.messages import JSON_TYPE, Request
 from disagg.http.responder import Responder
-from disagg.router.fleet import State
+from disagg.router.fleet import Member, State
+from disagg.router.prefix_caches import PrefixCache, PrefixCaches
 from tests.support import mock_engine as mock
 from tests.support.mock_engine import Behaviour, MockEngine, PairedDialect, PrimingDialect
 from tests.support.rig import MODEL, Rig, rig
@@ -53,12 +54,16 @@ async def test_the_kv_is_fetched_by_a_leg_of_one_token_and_the_same_engine_answe
         assert second == BODY | {"stream": stream}
         ids = [q.header(b"x-request-id") for q in used.seen]
         assert ids[0] == r.p.seen[0].header(b"x-request-id") != ids[1]
+        assert len(ids[1] or b"") == 32
+        again = await r.ask(BODY)
+        assert again.headers["x-disagg-path"] == PRIMED
+        assert len({q.header(b"x-request-id") for d in r.decode for q in d.seen}) == 4
         await r.settled()
-        assert await r.metric("disagg_priming_legs_total", outcome="ok") == 1
-        assert await r.metric("disagg_legs_total", stage="decode", outcome="ok") == 2
-        assert await r.metric("disagg_handoffs_total") == 1
-        assert await r.metric("disagg_requests_total", path="disaggregated", reason="") == 1
-        assert await r.metric("disagg_handoff_duration_seconds_count") == 1
+        assert await r.metric("disagg_priming_legs_total", outcome="ok") == 2
+        assert await r.metric("disagg_legs_total", stage="decode", outcome="ok") == 4
+        assert await r.metric("disagg_handoffs_total") == 2
+        assert await r.metric("disagg_requests_total", path="disaggregated", reason="") == 2
+        assert await r.metric("disagg_handoff_duration_seconds_count") == 2
         assert r.fleet.members()[0].pinned == 0
 
 
@@ -229,20 +234,46 @@ async def test_a_stream_in_place_of_one_token_is_a_failure() -> None:
         await r.settled()
 
 
-async def test_an_engine_that_is_replaced_between_the_legs_is_not_asked_for_what_it_lost() -> None:
+async def test_an_engine_that_is_replaced_between_the_legs_is_not_asked_for_what_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its successor has an empty cache: the request begins again, with prefill."""
     async with rig(dialect=PrimingDialect()) as r:
+        looked: list[str] = []
 
-        async def replaced(engine: MockEngine, request: Request, respond: Responder) -> None:
-            await mock.decoded(engine, request, respond)
-            r.fleet.update("decode-0", "inc-next")
-            r.fleet.mark("decode-0", "inc-next", State.READY)
+        async def of(caches: PrefixCaches, member: Member) -> PrefixCache:
+            looked.append(member.incarnation)
+            if len(looked) == 2:  # the KV is there, and the client's own body has not left
+                assert legs(r.d) == [(True, 1)]
+                r.fleet.update("decode-0", "inc-next")
+                r.fleet.mark("decode-0", "inc-next", State.READY)
+            return PrefixCache(4)
 
-        r.d.script.append(replaced)
-        reply = await r.ask(BODY)
+        monkeypatch.setattr(PrefixCaches, "of", of)
+        reply = await r.ask(BODY | {"prompt": "long enough"})
         assert (reply.status, reply.headers["x-disagg-path"]) == (200, PRIMED)
+        assert looked == ["inc-decode-0"] * 2 + ["inc-next"] * 2
+        assert legs(r.d) == [(True, 1), (True, 1), (False, 3)]
         assert len(r.p.seen) == 2
         await r.settled()
+        assert r.fleet.members()[0].pinned == 0
+
+
+async def test_a_request_that_ends_up_on_decode_alone_does_not_claim_to_be_primed() -> None:
+    """It was, on its first try; prefill has gone since."""
+
+    async def fails(engine: MockEngine, request: Request, respond: Responder) -> None:
+        await r.p.stop()
+        await mock.error(500)(engine, request, respond)
+
+    async with rig(decode=2, dialect=PrimingDialect()) as r:
+        for d in r.decode:
+            d.script.extend([mock.decoded, fails])
+        r.decode[1].script.clear()
+        for _ in range(2):
+            reply = await r.ask(BODY)
+            assert reply.status == 200
+        assert reply.headers["x-disagg-path"] == "local;reason=prefill-unreachable"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -294,9 +325,11 @@ async def left_during(r: Rig, stuck: Callable[..., Awaitable[None]], before: int
     await call.close()
 
 
-async def test_a_client_that_leaves_while_the_kv_is_fetched_lets_it_land() -> None:
+async def test_a_client_that_leaves_while_the_kv_is_fetched_lets_it_land(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines take an abort badly then. Nothing is asked of the engine after it."""
     gate = asyncio.Event()
+    # One token is the first output: the shorter patience with whole answers is not meant for it.
+    monkeypatch.setattr("disagg.router.steps._WHOLE_LINGER_S", 0.0)
 
     async def lands(engine: MockEngine, request: Request, respond: Responder) -> None:
         await gate.wait()

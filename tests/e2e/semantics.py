@@ -162,6 +162,7 @@ def chats() -> list[Wish]:
         _chat("chat-tools-required", "Weather in Rome?", tools=_TOOLS, tool_choice="required", max_tokens=60),
         _chat("chat-tools-named", "Weather in Rome?", tools=_TOOLS, tool_choice=_NAMED, max_tokens=60),
         _chat("chat-tools-named-streamed", tools=_TOOLS, tool_choice=_NAMED, max_tokens=40, stream=True),
+        _chat("chat-tools-required-streamed", tools=_TOOLS, tool_choice="required", max_tokens=40, stream=True),
         _chat("chat-tool-turn", messages=_tool_turn(), tools=_TOOLS),
         _chat(
             "chat-json-object", "A JSON object about Rome.", response_format={"type": "json_object"}, max_tokens=30
@@ -242,7 +243,6 @@ def others() -> list[Wish]:
     tool = {"name": "get_weather", "description": "d", "input_schema": _WEATHER["parameters"]}
     settings = {"temperature": 0, "max_tokens": 8}
     generate = {"token_ids": [1000, 2000, 3000], "sampling_params": settings}
-    pair = {"text_1": "a", "text_2": "b"}
     return [
         Wish("response", RESPONSES, response),
         Wish("response-streamed", RESPONSES, {**response, "stream": True}),
@@ -268,8 +268,6 @@ def others() -> list[Wish]:
         Wish("tokenize", "/tokenize", {"prompt": "Hello world"}, "passed"),
         Wish("detokenize", "/detokenize", {"tokens": [1000, 2000]}, "passed"),
         Wish("count-tokens", "/v1/messages/count_tokens", {"messages": _user("Hello")}, "passed"),
-        Wish("embeddings", "/v1/embeddings", {"input": "x"}, "passed"),
-        Wish("score", "/score", pair, "passed"),
     ]  # fmt: skip
 
 

@@ -52,3 +52,12 @@ def test_separate_stages_answer_as_one_engine_does(
     assert same(a, b), f"ours:   {json.dumps(a)[:3000]}\ntheirs: {json.dumps(b)[:3000]}"
     if theirs.status == 200 or wish.way in {"passed"}:
         assert ours.headers.get("x-disagg-path", "").startswith(wish.way)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/rerank", "/pooling"])
+def test_what_needs_another_kind_of_model_is_refused_with_the_reason(pair: Deployment, path: str) -> None:
+    """vLLM does not have these paths with a generating model: its bare 404 is not what a client gets."""
+    body = {"model": MODEL, "input": "x", "text_1": "x", "text_2": "y", "query": "x", "documents": ["y"]}
+    answer = request(pair.url, path, body)
+    assert answer.status == 501, answer.body
+    assert path in answer.json()["error"]["message"]

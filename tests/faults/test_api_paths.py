@@ -73,6 +73,20 @@ async def test_an_engines_refusal_is_passed_as_it_is() -> None:
         assert (reply.status, "Embeddings" in reply.json()["error"]["message"]) == (404, True)
 
 
+async def test_a_path_that_no_engine_has_is_no_bare_404() -> None:
+    """The engines serve another kind of model: 501 with the reason, and none of them is taken for broken."""
+    async with rig() as r:
+        for _ in range(10):
+            r.d.script.append(answers(404, b'{"detail":"Not Found"}'))
+            reply = await r.ask({"model": "m", "input": "x"}, "/v1/embeddings")
+            assert reply.status == 501
+            message = reply.json()["error"]["message"]
+            assert "/v1/embeddings" in message
+            assert "--colocated" in message
+        assert (await r.ask({"prompt": "x"}, "/tokenize")).status == 200
+        await r.settled()
+
+
 async def test_an_unknown_model_is_refused_before_an_engine_is_asked() -> None:
     """The same as for what is split."""
     async with rig() as r:

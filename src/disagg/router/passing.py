@@ -2,7 +2,7 @@
 
 Tokenising, embeddings, scores, speech: nothing of it is handed over between stages. Bodies pass byte by byte unless
 they hold keys that only a router may set; answers pass byte by byte, streamed or not. What the model cannot do is the
-engine's own to say.
+engine's own to say; only a path that it does not have at all gets a reason from us.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from disagg.engines import bodies
 from disagg.engines.base import Body
-from disagg.errors import BadRequestError, DisaggError, NoInstanceError, UpstreamError
+from disagg.errors import BadRequestError, DisaggError, NoInstanceError, NotDisaggregableError, UpstreamError
 from disagg.http.limits import LegTimes
 from disagg.http.messages import Header, Request
 from disagg.http.origin import Outgoing
@@ -26,6 +26,9 @@ from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
 _PASSED_ON = frozenset({b"content-type", b"accept"})
+_NO_SUCH_PATH = b'{"detail":"Not Found"}'
+"""What an engine says of a path that it has not registered: an unknown model is told in another way."""
+_ALONE = "disagg route --colocated URL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +154,13 @@ class Passing:
         record.status = response.status
         record.first_byte_at = self._legs.now() if response.status < 400 else 0.0
         leg.outcome = "ok" if response.status < 400 else "refused" if response.status < 500 else "failed"
-        if response.complete:
+        if response.complete or response.status == 404:
             body = await response.read()
+            if response.status == 404 and body == _NO_SUCH_PATH:
+                raise NotDisaggregableError(
+                    f"No engine behind this endpoint serves {record.api} with this model.",
+                    hint=f"Engines that do (vLLM: --runner pooling) take an endpoint of their own: {_ALONE}",
+                )
             record.bytes_sent = len(body)
             respond.send(response.status, body, headers)
             return

@@ -21,6 +21,8 @@ SHAPES = {
     "1P2D": {"prefill": 1, "decode": 2},
     "2P2D": {"prefill": 2, "decode": 2},
 }
+FLAGS = {"2P1D": ["--prefill-policy", "kv-affinity"]}
+"""What else a shape is started with: answers must not depend on it."""
 STOP_BY = {"2P1D": signal.SIGTERM, "1P2D": signal.SIGKILL}
 """How a shape is ended, Ctrl-C if not named: whatever it is, nothing may be left behind."""
 # float32: in bf16 a prompt that is computed in one piece and one whose last token is computed alone may differ in
@@ -77,5 +79,6 @@ def shape(
     log: Path = tmp_path_factory.mktemp(request.param) / "serve.log"
     # Two cores are enough for groups of their own in the smallest shape only; larger ones share them.
     groups = ["--prefill-device-group", "0", "--decode-device-group", "1"] if request.param == "1P1D" else []
-    with deployment([*COMMON, *groups], log, counts, stop_by=STOP_BY.get(request.param, signal.SIGINT)) as running:
+    flags = [*COMMON, *groups, *FLAGS.get(request.param, [])]
+    with deployment(flags, log, counts, stop_by=STOP_BY.get(request.param, signal.SIGINT)) as running:
         yield running

@@ -359,6 +359,17 @@ def test_several_choices_are_primed_or_each_has_a_handover_or_they_stay_local(
     assert dialect.primes is (dialect.name in {"nixl-pull", "nixl-push", "mooncake", "lmcache"})
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_legs_with_one_key_go_to_one_cache(dialect: Dialect) -> None:
+    """A decode engine with data-parallel ranks has a prefix cache in each; with one there is nothing to choose."""
+    assert dialect.cache_headers(Peer(), "ab" * 16) == ()
+    keys = [f"{n:08x}" + "ab" * 12 for n in range(64)]
+    chosen = [dialect.cache_headers(Peer(data=4), key) for key in keys]
+    assert chosen == [dialect.cache_headers(Peer(data=4), key) for key in keys]
+    wanted = {((b"x-data-parallel-rank", b"%d" % n),) for n in range(4)} if dialect.primes else {()}
+    assert set(chosen) == wanted
+
+
 def test_apis_without_choices_have_one() -> None:
     """Their engines ignore such fields, so nothing has to be primed."""
     body = msgspec.json.decode(b'{"n":2,"best_of":2,"use_beam_search":true}', type=Body)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from disagg.engines.base import ReadinessProbe
-from disagg.http.messages import JSON_TYPE, Request
+from disagg.engines.base import Peer, ReadinessProbe
+from disagg.http.messages import JSON_TYPE, Header, Request
 from disagg.http.responder import Responder
 from disagg.router.fleet import Member, State
 from disagg.router.prefix_caches import PrefixCache, PrefixCaches
@@ -91,6 +91,24 @@ async def test_whatever_makes_several_sequences_is_primed(more: dict[str, Any], 
         assert r.d.bodies[1] == BODY | more
         assert "use_beam_search" not in r.d.bodies[0]
         assert r.d.bodies[0].get("best_of") in {None, 1}
+
+
+async def test_both_decode_legs_go_to_the_same_cache_of_an_engine_with_several() -> None:
+    """Each data-parallel rank has its own, and an engine spreads what it is not told where to take."""
+
+    class Ranked(PrimingDialect):
+        def cache_headers(self, decode: Peer, key: str) -> tuple[Header, ...]:
+            return ((b"x-data-parallel-rank", f"{decode.engine_id} {key}".encode()),)
+
+    async with rig(dialect=Ranked()) as r:
+        for _ in range(2):
+            await r.ask(BODY)
+        await r.ask(BODY | {"n": 1})
+        ranks = [q.header(b"x-data-parallel-rank") for q in r.d.seen]
+        assert ranks[0] == ranks[1] != ranks[2] == ranks[3]
+        assert str(ranks[0]).startswith("b'engine-d0 ")
+        assert ranks[4] is None
+        assert {q.header(b"x-data-parallel-rank") for q in r.p.seen} == {None}
 
 
 # Where it would not help.

@@ -331,6 +331,16 @@ class Dialect(Protocol):
         del transfer
         return ()
 
+    def cache_headers(self, decode: Peer, key: str) -> tuple[Header, ...]:
+        """Headers that lead all decode legs with the same key to the same prefix cache of a decode instance.
+
+        Args:
+            decode: The instance, which may have a cache for each of its data-parallel ranks.
+            key: 32 hex digits.
+        """
+        del decode, key
+        return ()
+
     def query(self, prefill: Peer) -> str | None:
         """The URL that is asked once about each start of a prefill instance, before its first request."""
         del prefill

@@ -42,13 +42,15 @@ class Priming:
         intake = steps.intake
         api, body = intake.api, intake.body
         self.why = why
+        cache_key = steps.route.new_key()
         self.carrying = msgspec.structs.replace(
             steps,
             intake=msgspec.structs.replace(intake, body=bodies.priming(api, body), stream=False),
             primes=True,
+            cache_key=cache_key,
         )
         own = msgspec.structs.replace(intake, body=bodies.about_the_answer(api, body))
-        self._answering = msgspec.structs.replace(steps, intake=own)
+        self._answering = msgspec.structs.replace(steps, intake=own, cache_key=cache_key)
         self._caches = steps.route.caches
         self._most_tokens = _most_tokens(api, intake.body)
 

@@ -53,6 +53,7 @@ class Steps(msgspec.Struct, frozen=True):
         keeps_answer: Prefill's answer is needed for the client's.
         prompt_ids: Token ids that are the prompt, whatever the body has for one; empty for the body's own.
         primes: The decode leg with the KV only fetches it: another one answers.
+        cache_key: Decode legs with the same one need the same prefix cache; empty if it does not matter.
     """
 
     route: Route
@@ -61,6 +62,7 @@ class Steps(msgspec.Struct, frozen=True):
     keeps_answer: bool
     prompt_ids: Sequence[int] = ()
     primes: bool = False
+    cache_key: str = ""
 
     async def prefill(self, member: Member, transfer: Transfer) -> Handoff | Failure:
         """Let `member` compute the prompt and keep its KV."""
@@ -156,7 +158,10 @@ class Steps(msgspec.Struct, frozen=True):
                 body = with_prompt_ids(body, self.prompt_ids)
             tied = transfer is not None
             linger = (lambda: sending.linger_s) if tied else None
-            outgoing = Outgoing("POST", intake.api, self._headers(key), body, resend=not tied, linger=linger)
+            headers = self._headers(key)
+            if self.cache_key:
+                headers += route.dialect.cache_headers(member.peer, self.cache_key)
+            outgoing = Outgoing("POST", intake.api, headers, body, resend=not tied, linger=linger)
             response = await route.legs.send(leg, outgoing, self._decode_times(), before_leaving)
             if response.status == 200 and is_event_stream(response):
                 keep_open = True

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Call, Handle, Transfer
+from disagg.engines.base import Api, Body, Call, Dialect, Handle, Peer, Transfer
 from disagg.errors import HandoffError
 from disagg.http.messages import Header
 
@@ -138,12 +138,32 @@ def refused_leg(api: Api, params: msgspec.Raw) -> Call:
     return Call(path.value, msgspec.json.encode(body), frozenset({404}))
 
 
+class VllmDialect(Dialect):
+    """What the engine itself brings to each of its connectors."""
+
+    internal_keys = bodies.INTERNAL_KEYS
+    takes_prompt_ids = True
+    primes = True
+
+    def cache_headers(self, decode: Peer, key: str) -> tuple[Header, ...]:
+        """One data-parallel rank: left to itself, the engine chooses one for each sequence."""
+        return _to_rank(decode, key)
+
+
 def rank_of(transfer: Transfer) -> int:
-    """The data-parallel rank of prefill that a transfer uses. Spread evenly, because keys are random."""
-    return int(transfer.key[:8], 16) % (len(transfer.prefill.ranks) or transfer.prefill.data)
+    """The data-parallel rank of prefill that a transfer uses."""
+    return _rank(transfer.prefill, transfer.key)
 
 
 def rank_header(transfer: Transfer) -> tuple[Header, ...]:
     """Sends the prefill leg to the rank that decode is told of; nothing where there is only one."""
-    ranks = len(transfer.prefill.ranks) or transfer.prefill.data
-    return ((b"x-data-parallel-rank", b"%d" % rank_of(transfer)),) if ranks > 1 else ()
+    return _to_rank(transfer.prefill, transfer.key)
+
+
+def _rank(peer: Peer, key: str) -> int:
+    # Spread evenly, because keys are random.
+    return int(key[:8], 16) % (len(peer.ranks) or peer.data)
+
+
+def _to_rank(peer: Peer, key: str) -> tuple[Header, ...]:
+    return ((b"x-data-parallel-rank", b"%d" % _rank(peer, key)),) if (len(peer.ranks) or peer.data) > 1 else ()

@@ -9,19 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Dialect, Handle, Transfer
-from disagg.engines.vllm.common import local_reason, read_completion
+from disagg.engines.base import Api, Body, Handle, Transfer
+from disagg.engines.vllm.common import VllmDialect, local_reason, read_completion
 from disagg.errors import HandoffError
 
 
-class LMCacheDialect(Dialect):
+class LMCacheDialect(VllmDialect):
     """Serial legs tied together by the prompt's tokens (`LMCacheConnectorV1`)."""
 
     name = "lmcache"
-    internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
-    takes_prompt_ids = True
-    primes = True
     pairs_first = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:

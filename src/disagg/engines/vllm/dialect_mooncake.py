@@ -12,8 +12,8 @@ from dataclasses import replace
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Call, Dialect, Handle, Order, Peer, Transfer, url_host
-from disagg.engines.vllm.common import local_reason, rank_header, rank_of, read_completion, refused_leg
+from disagg.engines.base import Api, Body, Call, Handle, Order, Peer, Transfer, url_host
+from disagg.engines.vllm.common import VllmDialect, local_reason, rank_header, rank_of, read_completion, refused_leg
 from disagg.errors import HandoffError
 from disagg.http.messages import Header
 
@@ -28,14 +28,11 @@ class _Rank(msgspec.Struct):
 _ranks = msgspec.json.Decoder(dict[int, _Rank])
 
 
-class MooncakeDialect(Dialect):
+class MooncakeDialect(VllmDialect):
     """Concurrent legs tied together by a transfer id (`MooncakeConnector`)."""
 
     name = "mooncake"
-    internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
-    takes_prompt_ids = True
-    primes = True
     order = Order.CONCURRENT
     pairs_first = True
 

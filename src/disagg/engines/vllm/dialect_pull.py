@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Call, Dialect, Handle, Transfer
-from disagg.engines.vllm.common import TokenCount, Usage, local_reason, refused_leg
+from disagg.engines.base import Api, Body, Call, Handle, Transfer
+from disagg.engines.vllm.common import TokenCount, Usage, VllmDialect, local_reason, refused_leg
 from disagg.errors import HandoffError
 
 KEEP_BLOCKS = msgspec.Raw(
@@ -75,13 +75,10 @@ def _with_prompt(answer: _Answer) -> msgspec.Raw:
     return msgspec.Raw(b'%b,"prompt_token_ids":%b}' % (bytes(params).rstrip()[:-1], text))
 
 
-class PullDialect(Dialect):
+class PullDialect(VllmDialect):
     """Serial legs tied together by the block list that prefill returns (`NixlConnector`)."""
 
     name = "nixl-pull"
-    internal_keys = bodies.INTERNAL_KEYS
-    takes_prompt_ids = True
-    primes = True
 
     def local_reason(self, api: Api, body: Body) -> str | None:
         """Why a request stays on one engine; see `disagg.engines.base.Dialect`."""

@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from disagg.engines import bodies
-from disagg.engines.base import Api, Body, Call, Dialect, Handle, Order, Peer, Transfer
-from disagg.engines.vllm.common import Usage, local_reason, rank_header, rank_of, refused_leg
+from disagg.engines.base import Api, Body, Call, Handle, Order, Peer, Transfer
+from disagg.engines.vllm.common import Usage, VllmDialect, local_reason, rank_header, rank_of, refused_leg
 from disagg.errors import HandoffError
 from disagg.http.messages import Header
 
@@ -36,14 +36,11 @@ _answer = msgspec.json.Decoder(_Answer)
 _params = msgspec.json.Decoder(_Params)
 
 
-class PushDialect(Dialect):
+class PushDialect(VllmDialect):
     """Concurrent legs tied together by their common request id (`NixlPushConnector`)."""
 
     name = "nixl-push"
-    internal_keys = bodies.INTERNAL_KEYS
     counts_handed_over = True
-    takes_prompt_ids = True
-    primes = True
     order = Order.CONCURRENT
     pairs_first = True
 

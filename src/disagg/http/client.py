@@ -146,14 +146,18 @@ class Client:
         for connection in [c for c in self._open if c.origin == origin]:
             connection.fail(error)
 
-    def marks(self, origin: Origin) -> dict[UpstreamConnection, tuple[int, float]]:
-        """Where each exchange with a server stands, for `moved`."""
-        return {c: (c.exchanges, c.deadline) for c in self._open if c.busy and c.origin == origin}
+    def marks(self, origin: Origin | None = None) -> dict[UpstreamConnection, tuple[int, float]]:
+        """Where each exchange with a server stands, for `moved`; with all servers if none is named."""
+        return {c: (c.exchanges, c.deadline) for c in self._open if c.busy and (origin is None or c.origin == origin)}
 
     def moved(self, marks: Mapping[UpstreamConnection, tuple[int, float]]) -> bool:
         """Whether anything has come since `marks` in an exchange that was under way then: who sends is not dead."""
         # A deadline moves with each read; a further exchange on a connection follows a complete answer.
         return any(c in self._open and (c.exchanges, c.deadline) != mark for c, mark in marks.items())
+
+    def moved_origins(self, marks: Mapping[UpstreamConnection, tuple[int, float]]) -> set[Origin]:
+        """The servers from which anything has come since `marks`."""
+        return {c.origin for c, mark in marks.items() if c in self._open and (c.exchanges, c.deadline) != mark}
 
     async def close(self) -> None:
         """Close all connections; exchanges under way fail."""

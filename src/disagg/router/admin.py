@@ -17,7 +17,7 @@ from disagg.http.limits import ServerLimits
 from disagg.http.messages import Answer, Request, json_answer
 from disagg.http.responder import Responder
 from disagg.http.server import Server
-from disagg.router.app import Router
+from disagg.router.entrance import Entrance
 from disagg.router.fleet import Member
 from disagg.router.key_file import key_digest
 from disagg.router.roster import Roster
@@ -87,7 +87,7 @@ class Admin:
         roster: Engines that somebody else started; None where a launcher starts and stops the instances.
     """
 
-    def __init__(self, router: Router, key: bytes, now: Callable[[], float], roster: Roster | None = None) -> None:
+    def __init__(self, router: Entrance, key: bytes, now: Callable[[], float], roster: Roster | None = None) -> None:
         self._router = router
         self._key = key
         self._now = now
@@ -155,7 +155,7 @@ class Admin:
             "state": member.shown_state,
             "draining": member.parked,
             # Then stopping its process harms nobody.
-            "drained": member.parked and member.idle(now_s),
+            "drained": member.parked and self._router.settled(member) and member.idle(now_s),
             "in_flight": member.in_flight,
             "pinned_prompts": member.pinned,
             "leased_for_s": round(max(0.0, member.pinned_until_s - now_s), 3),
@@ -223,7 +223,7 @@ class Admin:
 
     def _set_level(self, request: Request, name: str) -> Answer:
         level = _decode(request, _Level).level
-        logging.getLogger("disagg").setLevel(level.upper())
+        self._router.set_log_level(logging.getLevelNamesMapping()[level.upper()])
         return json_answer(200, {"level": level})
 
     def _config(self, request: Request, name: str) -> Answer:

@@ -84,11 +84,18 @@ class Affinity:
         Raises:
             ConfigError: If the policy compares blocks that engines say they hold, and nobody listens to them yet.
         """
-        if Need.HELD_BLOCKS in policy.needs and stage not in self._listened:
-            told = "needs the engines' KV events, which are listened to from the start on; restart with it"
-            raise ConfigError([Problem(f"router.{stage}_policy", told)])
+        self.check(stage, policy)
         self._policies[stage] = policy
         self._gather_needs()
+
+    def check(self, stage: Stage, policy: Policy) -> None:
+        """Whether the instances of a stage could be chosen in another way.
+
+        Raises:
+            ConfigError: See `set_policy`.
+        """
+        if Need.HELD_BLOCKS in policy.needs and stage not in self._listened:
+            raise needs_events(stage)
 
     def _gather_needs(self) -> None:
         stages = self._stages
@@ -189,3 +196,9 @@ class Affinity:
             return (((stage,), len(index)) for stage, index in self._prefixes.items())
 
         return (Gauge("disagg_prefix_index_entries", "Prompt blocks that affinity remembers.", ("stage",), entries),)
+
+
+def needs_events(stage: Stage) -> ConfigError:
+    """The error for a policy that compares blocks which nobody has listened for."""
+    told = "needs the engines' KV events, which are listened to from the start on; restart with it"
+    return ConfigError([Problem(f"router.{stage}_policy", told)])

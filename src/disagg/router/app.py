@@ -20,6 +20,7 @@ from disagg.http.client import Client
 from disagg.http.descriptors import raise_descriptor_limit
 from disagg.http.limits import ClientLimits, ServerLimits
 from disagg.http.messages import Answer, Request, error_answer
+from disagg.http.origin import Origin
 from disagg.http.responder import Responder
 from disagg.http.server import Server
 from disagg.http.tls import server_tls
@@ -172,8 +173,15 @@ class Router:
 
         Returns:
             Names of settings that have changed, and of those that only a restart changes.
+
+        Raises:
+            ConfigError: If a policy cannot be taken. Nothing is changed then.
         """
         in_force, taken, frozen = with_live_changes(self.config.spec, spec)
+        # First what can be refused, so that a refusal leaves everything as it was.
+        for stage in Stage:
+            if policy_field(stage) in taken:
+                self._affinity.check(stage, make_policy(getattr(in_force, policy_field(stage)), policy_field(stage)))
         self.config = replace(self.config, spec=in_force)
         self._route = replace(self._route, spec=in_force)
         self.admission.change(in_force)
@@ -191,6 +199,23 @@ class Router:
         field = policy_field(stage)
         self._affinity.set_policy(stage, make_policy(name, f"router.{field}"))
         self.config = replace(self.config, spec=self.config.spec.model_copy(update={field: name}))
+
+    def set_log_level(self, level: int) -> None:
+        """Say more or less from now on.
+
+        Args:
+            level: As `logging` has them.
+        """
+        logging.getLogger("disagg").setLevel(level)
+
+    def motion(self, origin: Origin) -> Callable[[], bool]:
+        """A question to ask later: whether anything has come from an engine since now, in a request under way."""
+        before = self.client.marks(origin)
+        return lambda: self.client.moved(before)
+
+    def settled(self, member: Member) -> bool:
+        """Whether what the fleet says of a member that takes no more requests is all that there is: always, here."""
+        return True
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests, and wait for those under way.

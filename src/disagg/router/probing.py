@@ -18,7 +18,7 @@ from disagg.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnreachab
 from disagg.http.client import Client
 from disagg.http.limits import LegTimes
 from disagg.http.messages import Header
-from disagg.http.origin import Outgoing
+from disagg.http.origin import Origin, Outgoing
 from disagg.policy.health import Condition, Finding, Health, HealthRules
 from disagg.router.fleet import Fleet, Member, State
 from disagg.topology.router_spec import Router as RouterSpec
@@ -57,6 +57,7 @@ class Prober:
         fleet: Told what is found.
         client: Connections to use.
         spec: Reads the current settings, which may change.
+        motion: Tells later whether an engine has gone on sending since.
         headers: The engines' credentials, the same as on requests.
         paths: Where to ask.
     """
@@ -66,12 +67,14 @@ class Prober:
         fleet: Fleet,
         client: Client,
         spec: Callable[[], RouterSpec],
+        motion: Callable[[Origin], Callable[[], bool]],
         headers: tuple[Header, ...] = (),
         paths: Paths | None = None,
     ) -> None:
         self._fleet = fleet
         self._client = client
         self._spec = spec
+        self._motion = motion
         self._headers = headers
         self._paths = paths or Paths()
         self._watches: dict[str, _Watch] = {}
@@ -142,12 +145,11 @@ class Prober:
 
     async def _ask(self, member: Member) -> tuple[Finding, str]:
         timeout_s = self._spec().health_timeout_s
-        before = self._client.marks(member.origin)
+        moved = self._motion(member.origin)
         try:
             status, _ = await self._get(member, self._paths.health, timeout_s)
         except UpstreamTimeoutError as error:
-            busy = self._client.moved(before)
-            return (Finding.BUSY if busy else Finding.SILENT), error.message
+            return (Finding.BUSY if moved() else Finding.SILENT), error.message
         except UpstreamUnreachableError as error:
             # Somebody who listens and breaks off is unwell; only a refusal says that nobody is there.
             refused = isinstance(error.__cause__, ConnectionRefusedError)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from disagg.engines.base import Peer
 from disagg.errors import BadRequestError
-from disagg.router.fleet import Fleet
+from disagg.router.fleet import Fleet, Member
 from disagg.router.probing import Prober
 from disagg.topology.fleet_file import Endpoint, FleetFile, name_endpoints
 from disagg.topology.spec import Stage
@@ -32,12 +32,20 @@ class Roster:
         fleet: Of the router.
         prober: Looks after their health.
         now: Monotonic seconds.
+        settled: Whether a member's counts are all that there will be once it takes no more requests.
     """
 
-    def __init__(self, fleet: Fleet, prober: Prober, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        prober: Prober,
+        now: Callable[[], float],
+        settled: Callable[[Member], bool] = lambda _: True,
+    ) -> None:
         self._fleet = fleet
         self._prober = prober
         self._now = now
+        self._settled = settled
         self._entries: dict[str, _Entry] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
@@ -117,7 +125,7 @@ class Roster:
         ends_s = self._now() + limit_s
         while self._now() < ends_s:
             member = self._fleet.get(name)
-            if member is None or member.idle(self._now()):
+            if member is None or (self._settled(member) and member.idle(self._now())):
                 break
             await asyncio.sleep(_LOOK_S)
         log.warning("%s has left", name)

@@ -11,15 +11,19 @@ import logging
 import signal
 import socket
 import sys
+from dataclasses import replace
 from itertools import count
 
 import uvloop
 
 from disagg.errors import DisaggError
+from disagg.http.upstream import UpstreamConnection
 from disagg.router.app import Router
-from disagg.router.fleet import Fleet
+from disagg.router.fleet import Fleet, Member
 from disagg.router.garbage import look_less_often
 from disagg.router.worker_link import (
+    Change,
+    Doubt,
     Drain,
     Drained,
     FleetNews,
@@ -37,6 +41,8 @@ from disagg.router.worker_link import (
 )
 
 _REPORT_S = 0.25
+# Whether engines go on sending is looked at less often: it takes a look at each open connection.
+_TICKS_PER_LOOK = 4
 # How long a page waits for the other workers before it shows this one's numbers alone.
 _WHOLE_S = 2.0
 
@@ -47,10 +53,12 @@ class FleetFollower:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._known: dict[str, MemberNews] = {}
+        self.serial = 0
 
     def follow(self, news: FleetNews) -> None:
         """Apply what has changed since the last news."""
         fleet = self._fleet
+        self.serial = news.serial
         names = {member.name for member in news.members}
         for name in self._known.keys() - names:
             fleet.remove(name)
@@ -81,6 +89,8 @@ class Worker:
         self._follower.follow(setup.fleet)
         self._router = Router(setup.config, setup.dialect, fleet, tick_s=setup.tick_s)
         self._router.whole = self
+        # Whoever looks after the engines' health is in the parent.
+        fleet.on_doubt(self._doubt)
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[Whole]] = {}
 
@@ -110,6 +120,9 @@ class Worker:
         match message:
             case FleetNews():
                 self._follower.follow(message)
+            case Change():
+                self._router.change(message.spec)
+                self._router.set_log_level(message.log_level)
             case Numbers():
                 self._link.send(Numbers(message.number, self._router.metrics.render(), self._open()))
             case Whole():
@@ -122,9 +135,14 @@ class Worker:
 
     async def _report(self) -> None:
         told = Open()
-        while True:
+        marks: dict[UpstreamConnection, tuple[int, float]] = {}
+        for tick in count():
             now = self._open()
-            if now != told:
+            if tick % _TICKS_PER_LOOK == 0:
+                client = self._router.client
+                now = replace(now, moved=frozenset(o.url for o in client.moved_origins(marks)))
+                marks = client.marks()
+            if now.moved or now != told:
                 self._link.send(now)
                 told = now
             await asyncio.sleep(_REPORT_S)
@@ -134,7 +152,10 @@ class Worker:
             (m.name, m.incarnation): OpenLegs(m.in_flight, m.pinned, m.pinned_until_s)
             for m in self._router.fleet.members()
         }
-        return Open(self._router.in_flight, legs)
+        return Open(self._router.in_flight, legs, self._follower.serial)
+
+    def _doubt(self, member: Member, changed: bool) -> None:
+        self._link.send(Doubt(member.name, member.incarnation, changed))
 
     # What the router's pages show of all workers.
 

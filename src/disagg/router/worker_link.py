@@ -2,8 +2,8 @@
 
 ::
 
-    parent -> worker   Setup once; FleetNews whenever it changed; Drain; Stop; Numbers?; Whole
-    worker -> parent   Listening or Refused once; Open four times a second; Drained; Numbers; Whole?
+    parent -> worker   Setup once; FleetNews whenever it changed; Change; Drain; Stop; Numbers?; Whole
+    worker -> parent   Listening or Refused once; Open four times a second; Doubt; Drained; Numbers; Whole?
 
 Frames are pickles behind their length: both ends are this program, started by the same user from the same files.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from disagg.engines.base import Dialect, Peer
 from disagg.router.config import RouterConfig
 from disagg.router.fleet import State
+from disagg.topology.router_spec import Router as RouterSpec
 from disagg.topology.spec import Stage
 
 _LENGTH = struct.Struct("!I")
@@ -38,9 +39,32 @@ class MemberNews:
 
 @dataclass(frozen=True, slots=True)
 class FleetNews:
-    """All instances."""
+    """All instances.
+
+    Attributes:
+        members: They.
+        serial: Counts up; a worker says with what it has open which news it knew.
+    """
 
     members: tuple[MemberNews, ...]
+    serial: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Other settings, as this worker's part of them, and how loud to be."""
+
+    spec: RouterSpec
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A leg has failed on this incarnation, or its answer names another engine than those before."""
+
+    name: str
+    incarnation: str
+    changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +104,19 @@ class OpenLegs:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a worker has open, by instance and incarnation."""
+    """What a worker has open.
+
+    Attributes:
+        in_flight: Requests of clients.
+        legs: By instance and incarnation.
+        serial: Number of the news about the fleet that it knew then.
+        moved: URLs of engines from which an exchange under way has got something since a second ago.
+    """
 
     in_flight: int = 0
     legs: dict[tuple[str, str], OpenLegs] = field(default_factory=dict)
+    serial: int = 0
+    moved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +156,7 @@ class Stop:
     """End everything at once."""
 
 
-Message = Setup | FleetNews | Listening | Refused | Open | Numbers | Whole | Drain | Drained | Stop
+Message = Setup | FleetNews | Change | Listening | Refused | Open | Doubt | Numbers | Whole | Drain | Drained | Stop
 
 
 class Link:

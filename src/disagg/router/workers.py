@@ -10,86 +10,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from typing import Protocol
 
 from disagg.engines.base import Dialect
-from disagg.errors import ConfigError, PreparationError, Problem
+from disagg.errors import PreparationError
+from disagg.http.origin import Origin
+from disagg.policy.base import Need
+from disagg.policy.registry import make_policy
+from disagg.router.affinity import needs_events
 from disagg.router.app import Router
 from disagg.router.config import RouterConfig
+from disagg.router.entrance import Entrance
 from disagg.router.exposition import merge_pages
-from disagg.router.fleet import Fleet
+from disagg.router.fleet import Fleet, Member
+from disagg.router.live import policy_field, with_live_changes
 from disagg.router.worker_link import (
+    Change,
+    Doubt,
     Drain,
-    Drained,
     FleetNews,
-    Link,
-    Listening,
     MemberNews,
-    Numbers,
     Open,
     OpenLegs,
-    Refused,
     Setup,
     Stop,
     Whole,
 )
+from disagg.router.worker_process import WorkerProcess
 from disagg.topology.router_spec import Router as RouterSpec
+from disagg.topology.spec import Stage
 
 log = logging.getLogger("disagg.router")
 
 _START_S = 60.0
-_STOP_S = 5.0
-_NUMBERS_S = 1.0
 # How late a worker may hear of a change in the fleet.
 _WATCH_S = 0.02
-_RESTART_S, _RESTART_MAX_S = 0.2, 10.0
-
-
-class Entrance(Protocol):
-    """What takes the requests of a deployment: one router, or several processes of it."""
-
-    async def start(self, host: str, port: int) -> None:
-        """Take requests; port 0 takes a free one."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """The port that requests come in on."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that clients have open."""
-        ...
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Take no new requests, and wait for those under way; whether all of them ended within so many seconds."""
-        ...
-
-    async def stop(self) -> None:
-        """End everything at once."""
-        ...
+# How old a worker's news of an engine that goes on sending may be: it looks once a second.
+_MOTION_S = 1.5
 
 
 def make_entrance(config: RouterConfig, dialect: Dialect, fleet: Fleet) -> Entrance:
     """A router in this process, or as many worker processes as the settings ask for."""
     workers = config.spec.workers
     return Router(config, dialect, fleet) if workers == 1 else WorkerPool(config, dialect, fleet, workers)
-
-
-def only_one_worker(spec: RouterSpec, what: str) -> None:
-    """Refuse what acts on a router in this process alone.
-
-    Raises:
-        ConfigError: If the settings ask for several workers.
-    """
-    if spec.workers > 1:
-        raise ConfigError([Problem("router.workers", f"{what} needs a single router process; set it to 1")])
 
 
 class WorkerPool:
@@ -106,11 +74,11 @@ class WorkerPool:
     def __init__(
         self, config: RouterConfig, dialect: Dialect, fleet: Fleet, workers: int, *, tick_s: float = 0.1
     ) -> None:
-        spec = config.spec
-        share = {"max_in_flight": -(-spec.max_in_flight // workers), "max_queue": -(-spec.max_queue // workers)}
+        self.config = config
         self.fleet = fleet
+        self._count = workers
         self._setup = Setup(
-            replace(config, spec=spec.model_copy(update=share)),
+            replace(config, spec=self._share(config.spec)),
             dialect,
             fleet.needed,
             "",
@@ -119,10 +87,12 @@ class WorkerPool:
             FleetNews(()),
             logging.getLogger().level,
         )
-        self._workers = [_WorkerProcess(self) for _ in range(workers)]
+        self._workers = [WorkerProcess(self) for _ in range(workers)]
         self._tasks: list[asyncio.Task[None]] = []
         self._held: socket.socket | None = None
         self._news = FleetNews(())
+        self._parked: dict[str, int] = {}
+        self._moved_at: dict[str, float] = {}
         self._numbers = count()
 
     async def start(self, host: str, port: int) -> None:
@@ -186,7 +156,82 @@ class WorkerPool:
         if self._held is not None:
             self._held.close()
 
+    # What an operator changes.
+
+    def change(self, spec: RouterSpec) -> tuple[list[str], list[str]]:
+        """Take other settings, in every worker, for requests that come from now on.
+
+        Returns:
+            Names of settings that have changed, and of those that only a restart changes.
+
+        Raises:
+            ConfigError: If a policy cannot be taken. Nothing is changed then.
+        """
+        in_force, taken, frozen = with_live_changes(self.config.spec, spec)
+        for stage in Stage:
+            if policy_field(stage) in taken:
+                self._check_policy(stage, getattr(in_force, policy_field(stage)))
+        self._change(in_force)
+        return taken, frozen
+
+    def set_policy(self, stage: Stage, name: str) -> None:
+        """Choose the instances of a stage by another policy from now on, in every worker.
+
+        Raises:
+            ConfigError: If there is no policy of that name, or it needs what is only collected from the start.
+        """
+        self._check_policy(stage, name)
+        self._change(self.config.spec.model_copy(update={policy_field(stage): name}))
+
+    def set_log_level(self, level: int) -> None:
+        """Say more or less from now on, here and in every worker."""
+        logging.getLogger("disagg").setLevel(level)
+        self._setup = replace(self._setup, log_level=level)
+        self._change(self.config.spec)
+
+    def settled(self, member: Member) -> bool:
+        """Whether every worker has told what it has open since it knows that a member takes no more requests."""
+        serial = self._parked.get(member.name)
+        return serial is not None and all(worker.open.serial >= serial for worker in self._workers)
+
+    def motion(self, origin: Origin) -> Callable[[], bool]:
+        """A question to ask later: whether a worker has got anything from an engine since now, or shortly before."""
+        asked_s = time.monotonic()
+        return lambda: self._moved_at.get(origin.url, -math.inf) > asked_s - _MOTION_S
+
+    def _change(self, spec: RouterSpec) -> None:
+        self.config = replace(self.config, spec=spec)
+        self._setup = replace(self._setup, config=replace(self._setup.config, spec=self._share(spec)))
+        for worker in self._workers:
+            worker.send(Change(self._setup.config.spec, self._setup.log_level))
+
+    def _check_policy(self, stage: Stage, name: str) -> None:
+        """What a worker would say of it.
+
+        Raises:
+            ConfigError: See `set_policy`.
+        """
+        field = policy_field(stage)
+        policy = make_policy(name, f"router.{field}")
+        before = make_policy(getattr(self.config.spec, field), f"router.{field}")
+        if Need.HELD_BLOCKS in policy.needs and Need.HELD_BLOCKS not in before.needs:
+            raise needs_events(stage)
+
+    def _share(self, spec: RouterSpec) -> RouterSpec:
+        """One worker's part of the limits."""
+        share = {
+            "max_in_flight": -(-spec.max_in_flight // self._count),
+            "max_queue": -(-spec.max_queue // self._count),
+        }
+        return spec.model_copy(update=share)
+
     # For the workers' processes.
+
+    def doubt(self, doubted: Doubt) -> None:
+        """A worker doubts an engine: whoever looks after it should look now."""
+        member = self.fleet.get(doubted.name)
+        if member is not None and member.incarnation == doubted.incarnation:
+            self.fleet.doubt(member, changed=doubted.changed)
 
     def setup(self) -> Setup:
         """What a worker that starts now is told."""
@@ -200,6 +245,10 @@ class WorkerPool:
 
     def count(self) -> None:
         """Workers have reported: the fleet's members show the sums."""
+        now_s = time.monotonic()
+        for worker in self._workers:
+            self._moved_at.update(dict.fromkeys(worker.open.moved, now_s))
+            worker.open = replace(worker.open, moved=frozenset())
         legs = self._sum().legs
         for member in self.fleet.members():
             found = legs.get((member.name, member.incarnation), OpenLegs(0, 0, 0.0))
@@ -224,7 +273,8 @@ class WorkerPool:
             tuple(
                 MemberNews(m.name, m.stage, m.url, m.incarnation, m.peer, m.state, m.parked)
                 for m in self.fleet.members()
-            )
+            ),
+            self._news.serial,
         )
 
     async def _watch_fleet(self) -> None:
@@ -232,135 +282,12 @@ class WorkerPool:
         while True:
             news = self._current()
             if news != self._news:
-                self._news = news
+                self._news = news = replace(news, serial=news.serial + 1)
+                parked = {m.name for m in news.members if m.parked}
+                self._parked = {name: self._parked.get(name, news.serial) for name in parked}
                 for worker in self._workers:
                     worker.send(news)
             await asyncio.sleep(_WATCH_S)
-
-
-class _WorkerProcess:
-    """One place for a worker, filled again when the process dies.
-
-    Attributes:
-        pid: Of the process that runs; 0 if none does.
-        open: What it has told last.
-        stopping: It may end, and is not started again.
-        listening: Done when the first process listens.
-        drained: Done when it has been drained, or has ended after that was asked.
-    """
-
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
-        self._link: Link | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._asked: dict[int, asyncio.Future[Numbers]] = {}
-        self.pid = 0
-        self.open = Open()
-        self.stopping = False
-        loop = asyncio.get_running_loop()
-        self.listening: asyncio.Future[None] = loop.create_future()
-        self.drained: asyncio.Future[bool] = loop.create_future()
-
-    def send(self, message: FleetNews | Drain | Stop | Numbers | Whole) -> None:
-        """Tell it something; nothing happens while no process runs."""
-        if self._link is not None:
-            self._link.send(message)
-
-    async def keep(self) -> None:
-        """Run a process, and another one whenever it has died."""
-        pause_s = _RESTART_S
-        while not self.stopping:
-            began = time.monotonic()
-            process = await self._run()
-            if self.stopping:
-                break
-            log.warning("router worker %d ended with %s; another one follows", process.pid, process.returncode)
-            self.open = Open()
-            self._pool.count()
-            pause_s = _RESTART_S if time.monotonic() - began > _RESTART_MAX_S else min(pause_s * 2, _RESTART_MAX_S)
-            await asyncio.sleep(pause_s)
-        if not self.drained.done():
-            self.drained.set_result(True)
-
-    async def _run(self) -> asyncio.subprocess.Process:
-        """Start a process and live with it to its end."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "disagg.router.worker", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        self.pid = process.pid
-        self._link = link = Link(*await asyncio.open_connection(sock=ours))
-        link.send(self._pool.setup())
-        try:
-            await self._listen(link)
-            await process.wait()
-            return process
-        finally:
-            link.close()
-            self._link = None
-            self.pid = 0
-            for asked in self._asked.values():
-                asked.cancel()
-
-    async def _listen(self, link: Link) -> None:
-        chores: set[asyncio.Task[None]] = set()
-        while (message := await link.receive()) is not None:
-            match message:
-                case Listening():
-                    # The fleet may have changed since it was set up.
-                    link.send(self._pool.setup().fleet)
-                    if not self.listening.done():
-                        self.listening.set_result(None)
-                case Refused():
-                    if self.listening.done():
-                        log.error("a router worker cannot take requests: %s", message.message)
-                    else:
-                        self.listening.set_exception(PreparationError(message.message))
-                case Open():
-                    self.open = message
-                    self._pool.count()
-                case Numbers():
-                    self.open = message.open
-                    self._answer(message)
-                case Whole():
-                    task = asyncio.create_task(self._tell_whole(link, message.number))
-                    chores.add(task)
-                    task.add_done_callback(chores.discard)
-                case Drained() if not self.drained.done():
-                    self.drained.set_result(message.complete)
-
-    async def _tell_whole(self, link: Link, number: int) -> None:
-        link.send(await self._pool.whole(number))
-
-    def _answer(self, message: Numbers) -> None:
-        asked = self._asked.get(message.number)
-        if asked is not None and not asked.done():
-            asked.set_result(message)
-
-    async def numbers(self, number: int) -> Numbers | None:
-        """Its metrics page and what it has open; None if it does not answer."""
-        if self._link is None:
-            return None
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._link.send(Numbers(number))
-        done, _ = await asyncio.wait({asked}, timeout=_NUMBERS_S)
-        del self._asked[number]
-        return asked.result() if done and not asked.cancelled() else None
-
-    async def end(self) -> None:
-        """Wait until the process has ended, or kill it."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 def _reserve(host: str, port: int) -> socket.socket:

@@ -14,15 +14,16 @@ from rich.console import Console
 
 from disagg.engines.dialects import dialect_named, probe_named
 from disagg.errors import DisaggError
+from disagg.http.client import Client
+from disagg.http.limits import ClientLimits
 from disagg.router.admin import Admin
-from disagg.router.app import Router
 from disagg.router.config import Clocks, RouterConfig
 from disagg.router.fleet import Fleet
 from disagg.router.garbage import look_less_often
-from disagg.router.keys import admin_key
+from disagg.router.keys import admin_key, engine_credentials
 from disagg.router.probing import Prober
 from disagg.router.roster import Roster
-from disagg.router.workers import only_one_worker
+from disagg.router.workers import make_entrance
 from disagg.topology.fleet_file import FleetFile, LoadedFleet
 from disagg.topology.router_spec import Router as RouterSpec
 
@@ -84,10 +85,10 @@ class Routing:
             access_log=file.router.access_log,
         )
         clocks = Clocks()
-        only_one_worker(file.router, "`disagg route`")
-        self.router = Router(config, dialect_named(file.spoken), self.fleet, clocks)
-        self.prober = Prober(self.fleet, self.router.client, self._spec, self.router.engine_headers)
-        self.roster = Roster(self.fleet, self.prober, clocks.monotonic)
+        self.router = make_entrance(config, dialect_named(file.spoken), self.fleet)
+        self.client = Client(ClientLimits(connect_timeout_s=file.router.connect_timeout_s))
+        self.prober = Prober(self.fleet, self.client, self._spec, self.router.motion, engine_credentials(file.router))
+        self.roster = Roster(self.fleet, self.prober, clocks.monotonic, self.router.settled)
         self.admin: Admin | None = None
         if file.router.admin_port is not None:
             self.admin = Admin(self.router, admin_key(file.router), clocks.monotonic, self.roster)
@@ -127,6 +128,7 @@ class Routing:
             await self.admin.stop()
         await self.prober.stop()
         await self.roster.stop()
+        await self.client.close()
         await self.router.stop()
 
     def take(self, file: FleetFile) -> list[str]:
@@ -137,8 +139,9 @@ class Routing:
         """
         if file.stages() != self._file.stages():
             return [f"other stages than {', '.join(self._file.stages())} need a restart; nothing was changed"]
-        changes = self.roster.follow(file)
+        # Settings first: a policy may be refused, and then the engines stay as they are, too.
         taken, frozen = self.router.change(file.router)
+        changes = self.roster.follow(file)
         changes += [f"router.{name} is {getattr(file.router, name)}" for name in taken]
         frozen = [f"router.{name}" for name in frozen]
         fixed = ("model", "served_model_name", "engine", "dialect", "host", "port", "lease_s", "max_model_len")

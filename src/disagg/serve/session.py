@@ -24,12 +24,12 @@ from disagg.launch.process import lost_processes
 from disagg.launch.progress import Progress, Row
 from disagg.launch.supervisor import Settings, Supervisor
 from disagg.router.admin import Admin
-from disagg.router.app import Router
 from disagg.router.config import RouterConfig
+from disagg.router.entrance import Entrance
 from disagg.router.fleet import Fleet
 from disagg.router.garbage import look_less_often
 from disagg.router.keys import admin_key
-from disagg.router.workers import Entrance, WorkerPool, only_one_worker
+from disagg.router.workers import make_entrance
 from disagg.serve.deployment import Deployment, settle
 from disagg.serve.first_token import first_token
 from disagg.serve.fleet_link import FleetLink
@@ -209,11 +209,7 @@ class _Session:
         """What takes requests, in this process or in several, and its admin API."""
         topology = self._deployment.topology
         spec, config, dialect = topology.router, self._router_config(), self._deployment.adapter.dialect(topology)
-        if spec.admin_port is not None:
-            only_one_worker(spec, "The admin API (router.admin_port)")
-        if spec.workers > 1:
-            return WorkerPool(config, dialect, fleet, spec.workers), None
-        router = Router(config, dialect, fleet)
+        router = make_entrance(config, dialect, fleet)
         return router, None if spec.admin_port is None else Admin(router, admin_key(spec), time.monotonic)
 
     def _router_config(self) -> RouterConfig:

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from pydantic import ValidationError
 
 from disagg.errors import ConfigError
 from disagg.router.config import Clocks, RouterConfig
@@ -191,5 +192,5 @@ def test_a_missing_extra_is_told_before_anything_starts(monkeypatch: pytest.Monk
 
 def test_an_endpoint_has_to_be_a_url() -> None:
     """Otherwise every batch would fail, silently for the user."""
-    with pytest.raises(ConfigError, match=r"router\.otlp_traces_endpoint: '127\.0\.0\.1:4317'"):
-        observer("127.0.0.1:4317")
+    with pytest.raises(ValidationError, match=r"'127\.0\.0\.1:4317' is no URL"):
+        RouterSpec(otlp_traces_endpoint="127.0.0.1:4317")

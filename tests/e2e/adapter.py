@@ -28,7 +28,7 @@ def write_adapter(folder: Path) -> Path:
     for layer in range(_LAYERS):
         for name, width in (("q_proj", _HIDDEN), ("v_proj", _VALUES)):
             for part, shape in (("A", [_RANK, _HIDDEN]), ("B", [width, _RANK])):
-                values = [rng.gauss(0, 0.05) for _ in range(shape[0] * shape[1])]
+                values = [rng.gauss(0, 0.2) for _ in range(shape[0] * shape[1])]
                 begin = len(data)
                 data += struct.pack(f"<{len(values)}f", *values)
                 key = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight"

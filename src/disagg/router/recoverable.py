@@ -57,6 +57,9 @@ def _chat_reason(body: Body) -> str | None:
     if bytes(body.get("tools", b"null")).strip() not in _NOTHING:
         # The parser of tool calls would begin in the middle of one.
         return "tools"
+    if not bodies.is_null(body, "include_reasoning") and not bodies.is_true(body, "include_reasoning"):
+        # Nothing tells the tokens that the engine hides.
+        return "hidden-reasoning"
     messages = bytes(body.get("messages", b""))
     return "media" if any(mark in messages for mark in _MEDIA) else None
 

@@ -27,8 +27,10 @@ _TRUE = msgspec.Raw(b"true")
 # A quote inside a JSON string has a backslash before it, so these match keys only.
 _IDS = re.compile(rb'"token_ids": ?\[([0-9, ]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?\[([0-9, ]*)\]')
-_NO_TEXT = re.compile(rb'"(?:content|text)": ?(?:""|null)')
+_NO_TEXT = re.compile(rb'"(?:content|text)": ?(?:""|null)|"delta": ?\{\}')
+_EMPTY = re.compile(rb'"delta": ?\{\}')
 _REASONING = re.compile(rb'"reasoning(?:_content)?": ?"[^"]')
+_BARE = re.compile(rb'"finish_reason": ?null')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 _SAME = ("id", "created", "model", "system_fingerprint")
 _COMPLETION_DEFAULT = 16
@@ -83,6 +85,9 @@ class Recovery:
             return b"".join(self._continued(event) for event in events if event)
         if self._shows_ids:
             return data
+        if _EMPTY.search(data):
+            # An engine whose parser keeps words back sends these only because ids were asked for.
+            data = b"".join(event + b"\n\n" for event in events if event and not _says_nothing(event))
         return _PROMPT_IDS.sub(b'"prompt_token_ids":null', _IDS.sub(b'"token_ids":null', data))
 
     def _note(self, event: bytes) -> None:
@@ -177,10 +182,10 @@ class Recovery:
             if not self._shows_ids and "token_ids" in choice:
                 choice["token_ids"] = None
             delta = choice.get("delta")
-            if delta is not None and delta.pop("role", None) is not None:
-                opens = not any(delta.values()) and choice.get("finish_reason") is None
-                if opens and not choice.get("token_ids"):
-                    # It only opens the answer, which is open.
+            if delta is not None and (delta.pop("role", None) is not None or not delta):
+                empty = not any(delta.values()) and choice.get("finish_reason") is None
+                if empty and not choice.get("token_ids") and not choice.get("logprobs"):
+                    # It only opens the answer, which is open, or has brought ids.
                     return b""
         return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
@@ -211,6 +216,10 @@ class Recovery:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False  # the engine would have refused it
         return options.get("include_usage") is True
+
+
+def _says_nothing(event: bytes) -> bool:
+    return _EMPTY.search(event) is not None and _BARE.search(event) is not None and b'"logprobs":{' not in event
 
 
 def with_prompt_ids(leg: bytes, ids: Sequence[int]) -> bytes:

@@ -32,6 +32,8 @@ def event(text: str, ids: list[int], **more: Any) -> bytes:
         (Api.COMPLETIONS, {"prompt": "x", "stop": None, "presence_penalty": 0, "n": 1}, None),
         (Api.CHAT, {"response_format": {"type": "text"}, "tools": []}, None),
         (Api.CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (Api.CHAT, {"include_reasoning": False}, "hidden-reasoning"),
+        (Api.CHAT, {"include_reasoning": True}, None),
         (Api.CHAT, {"response_format": {"type": "json_object"}}, "structured-output"),
         (Api.CHAT, {"messages": [{"content": [{"type": "image_url"}]}]}, "media"),
         (Api.COMPLETIONS, {"prompt": ["a", "b"]}, "prompt-list"),
@@ -94,3 +96,41 @@ def test_reasoning_is_not_taken_up_in_its_middle() -> None:
     delta = {"delta": {"reasoning": "because"}, "index": 0, "token_ids": [1], "prompt_token_ids": [1]}
     recovery(b"data: " + json.dumps({"choices": [delta], "prompt_token_ids": [1]}).encode() + b"\n\n")
     assert recovery.obstacle == "reasoning"
+
+
+def chat_event(delta: dict[str, Any], ids: list[int] | None, finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "token_ids": ids, **more}
+    return (
+        b"data: "
+        + json.dumps({"id": "a", "created": 1, "choices": [choice]}, separators=(",", ":")).encode()
+        + b"\n\n"
+    )
+
+
+def test_events_that_only_carry_ids_are_not_the_clients_and_their_tokens_are_generated_again() -> None:
+    """A parser that keeps words back makes such events; a continuation has to let it see those words."""
+    recovery = Recovery(Api.CHAT, body(messages=[], max_tokens=20), can_continue=True)
+    silent = chat_event({}, [4, 5])
+    opening = chat_event({"role": "assistant", "content": ""}, None, prompt_token_ids=[1, 2])
+    shown = [
+        opening,
+        chat_event({"content": "a"}, [3]),
+        chat_event({}, [6], logprobs={"content": []}),
+        chat_event({}, [7], finish="stop"),
+    ]
+    passed = recovery(shown[0] + silent + shown[1] + silent) + recovery(silent) + recovery(shown[2])
+    resumed = Recovery(Api.CHAT, body(messages=[], max_tokens=20), can_continue=True)
+    resumed(shown[0] + silent)
+    fields, ids = resumed.resume()
+    assert (ids, json.loads(bytes(fields["max_tokens"]))) == ([1, 2], 20)
+    passed += recovery(shown[3])
+    deltas = [json.loads(e[6:])["choices"][0] for e in passed.split(b"\n\n")[:-1]]
+    assert [d["delta"] for d in deltas] == [{"role": "assistant", "content": ""}, {"content": "a"}, {}, {}]
+    assert deltas[-1]["finish_reason"] == "stop"
+
+
+def test_whoever_asks_for_ids_gets_every_event() -> None:
+    """Then the engine would have sent them anyway."""
+    recovery = Recovery(Api.CHAT, body(messages=[], return_token_ids=True), can_continue=True)
+    events = chat_event({"content": "a"}, [3]) + chat_event({}, [4, 5])
+    assert recovery(events) == events

@@ -21,7 +21,7 @@ from disagg.http.origin import Origin, Outgoing
 from disagg.http.response import Response
 from disagg.http.sweeper import Sweeper
 from disagg.http.tls import client_tls
-from disagg.http.upstream import UpstreamConnection
+from disagg.http.upstream import Progress, UpstreamConnection
 
 
 class Client:
@@ -146,18 +146,17 @@ class Client:
         for connection in [c for c in self._open if c.origin == origin]:
             connection.fail(error)
 
-    def marks(self, origin: Origin | None = None) -> dict[UpstreamConnection, tuple[int, float]]:
+    def marks(self, origin: Origin | None = None) -> dict[UpstreamConnection, Progress]:
         """Where each exchange with a server stands, for `moved`; with all servers if none is named."""
-        return {c: (c.exchanges, c.deadline) for c in self._open if c.busy and (origin is None or c.origin == origin)}
+        return {c: c.progress for c in self._open if c.busy and (origin is None or c.origin == origin)}
 
-    def moved(self, marks: Mapping[UpstreamConnection, tuple[int, float]]) -> bool:
+    def moved(self, marks: Mapping[UpstreamConnection, Progress]) -> bool:
         """Whether anything has come since `marks` in an exchange that was under way then: who sends is not dead."""
-        # A deadline moves with each read; a further exchange on a connection follows a complete answer.
-        return any(c in self._open and (c.exchanges, c.deadline) != mark for c, mark in marks.items())
+        return any(c in self._open and c.progress != mark for c, mark in marks.items())
 
-    def moved_origins(self, marks: Mapping[UpstreamConnection, tuple[int, float]]) -> set[Origin]:
+    def moved_origins(self, marks: Mapping[UpstreamConnection, Progress]) -> set[Origin]:
         """The servers from which anything has come since `marks`."""
-        return {c.origin for c, mark in marks.items() if c in self._open and (c.exchanges, c.deadline) != mark}
+        return {c.origin for c, mark in marks.items() if c in self._open and c.progress != mark}
 
     async def close(self) -> None:
         """Close all connections; exchanges under way fail."""

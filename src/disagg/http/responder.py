@@ -118,16 +118,12 @@ class Responder:
         else:
             self._channel.transport.write(data)
 
-    def write_chunks(self, data: bytes) -> bool:
-        """Send more of the body that is framed as chunks already.
+    def framed_writer(self) -> Callable[[bytes], object] | None:
+        """What sends more of the body that is framed as chunks already; None if this answer is not sent in chunks.
 
-        Returns:
-            False if this answer is not sent in chunks: then nothing was sent.
+        It must not be called once the answer is `finished`.
         """
-        if not self._chunked or self.finished or self._bare:
-            return False
-        self._channel.transport.write(data)
-        return True
+        return self._channel.transport.write if self._chunked and not self._bare else None
 
     async def drain(self) -> None:
         """Wait until the client has read enough to be sent more."""

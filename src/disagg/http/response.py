@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from disagg.errors import UpstreamError, UpstreamProtocolError
+from disagg.http.chunks import Taker
 from disagg.http.messages import Header, find_header
 
 # Body bytes that wait for a reader before the engine is no longer read.
@@ -16,8 +17,8 @@ _MAX_BUFFERED = 256 * 1024
 class Source(Protocol):
     """The connection as its response sees it."""
 
-    def pass_chunks(self, take: Callable[[bytes], bool] | None) -> None:
-        """Give whole chunks to `take` with their framing, as long as it returns True for them; None ends that."""
+    def pass_chunks(self, taker: Taker | None) -> None:
+        """Offer whole chunks to a taker with their framing, before they are parsed; None ends that."""
         ...
 
     def pause(self) -> None:
@@ -92,13 +93,13 @@ class Response:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             await self._wait()
 
-    async def relay(self, sink: Callable[[bytes], None], take_chunks: Callable[[bytes], bool] | None = None) -> None:
+    async def relay(self, sink: Callable[[bytes], None], taker: Taker | None = None) -> None:
         """Call `sink` with every piece of the body as it arrives, in the reader's own callback; return at the end.
 
         Args:
             sink: Takes the bytes of the body.
-            take_chunks: Is offered what came as whole chunks, framing included, before it is parsed. What it returns
-                True for does not reach `sink`.
+            taker: Is offered what comes where a chunk begins, framing included, before it is parsed. What it takes
+                does not reach `sink`.
 
         Raises:
             UpstreamError: If the rest does not arrive. What has arrived before was given to `sink`.
@@ -109,7 +110,7 @@ class Response:
             sink(data)
         self._sink = sink
         if self._source is not None:
-            self._source.pass_chunks(take_chunks)
+            self._source.pass_chunks(taker)
         try:
             while not self.complete:
                 await self._wait()

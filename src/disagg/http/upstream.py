@@ -10,11 +10,14 @@ from typing import Protocol, cast
 import httptools
 
 from disagg.errors import UpstreamError, UpstreamProtocolError, UpstreamTimeoutError, UpstreamUnreachableError
-from disagg.http.chunks import are_whole_chunks
+from disagg.http.chunks import Taker
 from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.messages import Header
 from disagg.http.origin import Origin
 from disagg.http.response import Response
+
+Progress = tuple[int, float, int]
+"""How far a connection has come: exchanges, deadline, and bytes that went by unparsed."""
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -65,7 +68,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
         self._until_close = False
         self._paused = False
-        self._take_chunks: Callable[[bytes], bool] | None = None
+        self._taker: Taker | None = None
+        self._take: Callable[[bytes], bool] | None = None
         self._chunk_ended = False
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
@@ -73,6 +77,12 @@ class UpstreamConnection(asyncio.Protocol):
     def busy(self) -> bool:
         """Whether an exchange is under way."""
         return self._waiter is not None or self._response is not None
+
+    @property
+    def progress(self) -> Progress:
+        """Differs whenever something has come since: who sends is not dead."""
+        # A deadline moves with each read that is parsed; a further exchange follows a complete answer.
+        return self.exchanges, self.deadline, self._taker.size if self._taker is not None else 0
 
     @property
     def usable(self) -> bool:
@@ -145,15 +155,20 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; the engine sees it and ends what it does for this exchange."""
-        self._take_chunks = None
+        self._taker = self._take = None
         self._waiter = None
         self._response = None
         self.deadline = inf
         self.transport.abort()
 
-    def pass_chunks(self, take: Callable[[bytes], bool] | None) -> None:
-        """Give whole chunks to `take` with their framing, as long as it returns True for them; None ends that."""
-        self._take_chunks = take
+    def pass_chunks(self, taker: Taker | None) -> None:
+        """Offer whole chunks to a taker with their framing, before they are parsed; None ends that."""
+        self._taker = taker
+        self._offer()
+
+    def _offer(self) -> None:
+        """Offer what comes next to the taker, if it begins where a chunk begins."""
+        self._take = self._taker.take if self._taker is not None and self._chunk_ended else None
 
     def pause(self) -> None:
         """Stop reading: whoever reads the answer is slower than the engine, which is not the engine's fault."""
@@ -175,7 +190,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         name = self.origin.authority
-        if self._now() >= self._ends_at:
+        now = self._now()
+        if self._taker is not None and not self._paused:
+            # Chunks that were taken have not moved the deadline.
+            deadline = min(now - self._taker.silent_s() + self._times.idle_s, self._ends_at)
+            if deadline > now:
+                self.deadline = deadline
+                return
+        if now >= self._ends_at:
             text = f"{name} has not finished within {self._times.total_s:g} s."
         elif self._waiter is not None:
             text = f"{name} has not begun to answer within {self._times.first_byte_s:g} s."
@@ -195,10 +217,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the answer."""
-        take = self._take_chunks
-        if take is not None and self._chunk_ended and are_whole_chunks(data) and take(data):
-            if not self._paused:
-                self._extend()
+        take = self._take
+        if take is not None and take(data):
             return
         self.received = True
         if self._waiter is None and self._response is None:
@@ -218,6 +238,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         # Part of the next chunk's size may have come with it: then the end of the data is no line end.
         self._chunk_ended = self._chunk_ended and data.endswith(b"\r\n")
+        self._offer()
         self._flush()
 
     def _flush(self) -> None:
@@ -244,7 +265,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _finish(self, response: Response) -> None:
         self._response = None
-        self._take_chunks = None
+        self._taker = self._take = None
         response.finish()
         self.resume()
         if self._keep_alive and not self._until_close:

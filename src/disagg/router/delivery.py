@@ -11,6 +11,7 @@ from disagg.http.response import Response
 from disagg.router.framing import Framing
 from disagg.router.legs import Failure, Leg
 from disagg.router.metrics import Metrics
+from disagg.router.passage import Passage
 from disagg.router.record import Outcome, Path, Record
 from disagg.router.relay import EventRelay, error_body, error_status, relayed_headers
 from disagg.router.sink import Sink, StreamFilter
@@ -65,8 +66,7 @@ class Delivery:
         self._metrics = metrics
         self._now = now
         self._framing = framing
-        self._observe_gap: Callable[[float], None]
-        self._written_at = 0.0
+        self._passage = Passage(framing.error_mark, now)
 
     @property
     def started(self) -> bool:
@@ -92,28 +92,31 @@ class Delivery:
         """
         response, respond = stream.response, self._respond
         change = stream.change
+        passage = self._passage
+        passage.restart()
+
+        def write(data: bytes) -> None:
+            self._write(stream, data if change is None else change(data))
+
+        relay = EventRelay(write, passage, self._framing, holds_errors=change is not None and self.recoverable)
         if change is None:
-            relay = EventRelay(lambda data: self._write(stream, data), self._framing)
-            relay.write_chunks = self._write_chunks
-        else:
-            relay = EventRelay(
-                lambda data: self._write(stream, change(data)), self._framing, holds_errors=self.recoverable
-            )
+            relay.shortcut = respond
 
         def on_flow(writable: bool) -> None:
             if writable:
                 response.resume()
             else:
-                # The time until the next write will be the client's.
-                self._written_at = 0.0
+                passage.interrupt()
                 response.pause()
 
         respond.on_flow(on_flow)
         with stream.leg as leg:
             try:
-                await response.relay(relay, relay.take_chunks)
+                await response.relay(relay, passage)
             except UpstreamError as error:
                 return self._break_off(relay, stream.fault or leg.fail(error))
+            finally:
+                self._record.bytes_sent += passage.size
             if relay.rejected:
                 return _rejected(leg, relay.rejected)
             if relay.held:
@@ -132,32 +135,15 @@ class Delivery:
         return None
 
     def _write(self, stream: Stream, data: bytes) -> None:
-        record, now = self._record, self._now()
-        record.bytes_sent += len(data)
-        if self._respond.started:
-            if self._written_at:
-                self._observe_gap(now - self._written_at)
-            self._written_at = now
-            self._respond.write(data)
+        respond, passage = self._respond, self._passage
+        passage.note(len(data))
+        if respond.started:
+            respond.write(data)
             return
-        self._begin(stream, data, now)
-
-    def _write_chunks(self, data: bytes) -> bool:
-        """The same for bytes that are framed as chunks already, once the answer has begun."""
-        if not self._respond.write_chunks(data):
-            return False
-        now = self._now()
-        if self._written_at:
-            self._observe_gap(now - self._written_at)
-        self._written_at = now
-        self._record.bytes_sent += len(data)
-        return True
-
-    def _begin(self, stream: Stream, data: bytes, now: float) -> None:
-        record, respond, response = self._record, self._respond, stream.response
+        record, response, now = self._record, stream.response, self._now()
         stream.leg.served(now)
-        record.first_byte_at = self._written_at = now
-        self._observe_gap = self._metrics.stream_began(record.path, now - record.started_at)
+        record.first_byte_at = now
+        passage.begin(self._metrics.stream_began(record.path, now - record.started_at), now)
         record.status = response.status
         respond.start(response.status, [*record.headers(), *relayed_headers(response.headers)], first=data)
 

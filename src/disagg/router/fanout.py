@@ -190,6 +190,7 @@ class Part:
 
     Attributes:
         started: The client has been sent something of this prompt's answer.
+        finished: This prompt's answer is complete.
         whole: An answer that is not streamed.
         headers: Its headers.
         failure: What the client is told instead.
@@ -207,6 +208,7 @@ class Part:
         index: int,
     ) -> None:
         self.started = False
+        self.finished = False
         self.whole = b""
         self.headers: tuple[Header, ...] = ()
         self.failure: Answer | None = None
@@ -218,7 +220,7 @@ class Part:
 
     def send(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         """Take a whole answer."""
-        self.started = True
+        self.started = self.finished = True
         self.headers = tuple(headers)
         if status == 200:
             self.whole = body
@@ -254,10 +256,11 @@ class Part:
     def finish(self, last: bytes = b"") -> None:
         """Take the last events."""
         self.write(last)
+        self.finished = True
 
-    def write_chunks(self, data: bytes) -> bool:
-        """Nothing: what is collected is not framed."""
-        return False
+    def framed_writer(self) -> Callable[[bytes], object] | None:
+        """None: what is collected is not framed."""
+        return None
 
     def on_flow(self, callback: Callable[[bool], None] | None) -> None:
         """Slow down with the client."""

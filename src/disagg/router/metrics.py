@@ -17,7 +17,7 @@ from disagg import __version__
 from disagg.router.fleet import Fleet
 from disagg.router.gauges import fleet_gauges
 from disagg.router.record import Outcome, Path, Record
-from disagg.router.series import ENGINE, TOKEN_SECONDS, Counter, Gauge, Histogram, Series
+from disagg.router.series import ENGINE, TOKEN_SECONDS, Buckets, Counter, Gauge, Histogram, Series
 from disagg.topology.spec import Stage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -173,14 +173,14 @@ class Metrics(Collector):
         labels = ("unread", Path.NONE, reason, Outcome.REFUSED, _CLASSES.get(status // 100, "none"))
         self._requests.values[labels] += 1
 
-    def stream_began(self, path: str, seconds: float) -> Callable[[float], None]:
+    def stream_began(self, path: str, seconds: float) -> Buckets:
         """A stream's first event is sent, `seconds` after its request was complete.
 
         Returns:
-            What takes the seconds from each write to the next.
+            What counts the seconds from each write to the next.
         """
         self._first_token.values[path,].observe(seconds)
-        return self._token_gap.values[path,].observe
+        return self._token_gap.values[path,]
 
     def queue_left(self, seconds: float) -> None:
         """A request waits no longer, after so many seconds, for better or for worse."""

@@ -9,6 +9,8 @@ import msgspec
 from disagg.http.messages import Header
 from disagg.http.response import Response
 from disagg.router.framing import OPENAI, Framing
+from disagg.router.passage import Passage
+from disagg.router.sink import Sink
 
 _MAX_EVENT = 8 * 1024**2
 _ERROR_EVENT = b'data: {"error"'
@@ -71,6 +73,7 @@ class EventRelay:
 
     Args:
         write: Takes the bytes; the first call begins the answer.
+        passage: Remembers them, and lets later ones take the short way.
         framing: How streams of this API end.
         holds_errors: An engine's error event in mid-stream is kept in `held` instead of being passed on.
 
@@ -78,41 +81,44 @@ class EventRelay:
         started: The client has been sent something.
         rejected: The stream's first event, if it is an error of the engine (5xx): nothing has been passed on then.
         refused: The stream's first event is an error of the request (4xx); it has been passed on.
+        shortcut: Who gets bytes by the short way once the answer has begun; None if bytes may have to change.
         saw_error: The engine put an error event into the stream.
         held: That event and what followed, if it is held.
-        write_chunks: Sends what is framed as chunks already, or returns False; None if bytes may have to change.
     """
 
     __slots__ = (
-        "_before",
         "_error_mark",
         "_framing",
         "_holds_errors",
-        "_last",
+        "_passage",
         "_tail",
         "_write",
         "held",
         "refused",
         "rejected",
         "saw_error",
+        "shortcut",
         "started",
-        "write_chunks",
     )
 
     def __init__(
-        self, write: Callable[[bytes], None], framing: Framing = OPENAI, *, holds_errors: bool = False
+        self,
+        write: Callable[[bytes], None],
+        passage: Passage,
+        framing: Framing = OPENAI,
+        *,
+        holds_errors: bool = False,
     ) -> None:
         self._write = write
+        self._passage = passage
         self._framing = framing
         self._error_mark = framing.error_mark
         self._tail = b""
-        self._last = b""
-        self._before = b""
         self.started = False
         self.rejected = b""
         self.refused = False
         self.saw_error = False
-        self.write_chunks: Callable[[bytes], bool] | None = None
+        self.shortcut: Sink | None = None
         self.held = b""
         self._holds_errors = holds_errors
 
@@ -130,23 +136,11 @@ class EventRelay:
                 data = data[:cut]
         if data:
             self._pass(data)
-
-    def take_chunks(self, data: bytes) -> bool:
-        """Pass on whole chunks with their framing, if they are whole events in which nothing has to be noticed."""
-        write = self.write_chunks
-        if (
-            write is None
-            or self._tail
-            or not self.started
-            or self.saw_error
-            or not data.endswith(b"\n\n\r\n")
-            or self._error_mark in data
-            or not write(data)
-        ):
-            return False
-        self._before = self._last
-        self._last = data[:-2]
-        return True
+        if self.shortcut is not None:
+            if self._tail or not self.started or self.saw_error:
+                self._passage.close()
+            else:
+                self._passage.open(self.shortcut)
 
     def _pass(self, data: bytes) -> None:
         if self._error_mark in data:
@@ -165,19 +159,20 @@ class EventRelay:
                 return
         if self.rejected or self.held:
             return
-        self._before = self._last
-        self._last = data
+        passage = self._passage
+        passage.before = passage.last
+        passage.last = data
         self.started = True
         self._write(data)
 
     @property
     def ended(self) -> bool:
         """Whether the client has been sent the terminator."""
-        return self._framing.is_end(self._last)
+        return self._framing.is_end(self._passage.last)
 
     def end(self) -> bytes:
         """The last two pieces that were passed on: an engine sends its usage right before the terminator."""
-        return self._before + self._last
+        return self._passage.before + self._passage.last
 
     def rest(self) -> bytes:
         """Bytes after the last whole event."""

@@ -19,9 +19,11 @@ class Sink(Protocol):
 
     Attributes:
         started: The client has been sent at least the status line.
+        finished: The answer is complete, or was given up.
     """
 
     started: bool
+    finished: bool
 
     def send(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         """Take a whole answer."""
@@ -37,8 +39,8 @@ class Sink(Protocol):
         """Take more of the body."""
         ...
 
-    def write_chunks(self, data: bytes) -> bool:
-        """Take more of the body that is framed as chunks already, or return False."""
+    def framed_writer(self) -> Callable[[bytes], object] | None:
+        """What takes more of the body that is framed as chunks already, until the answer is `finished`; or None."""
         ...
 
     def finish(self, last: bytes = b"") -> None:

@@ -17,7 +17,7 @@ from itertools import count
 import uvloop
 
 from disagg.errors import DisaggError
-from disagg.http.upstream import UpstreamConnection
+from disagg.http.upstream import Progress, UpstreamConnection
 from disagg.router.app import Router
 from disagg.router.fleet import Fleet, Member
 from disagg.router.garbage import look_less_often
@@ -135,7 +135,7 @@ class Worker:
 
     async def _report(self) -> None:
         told = Open()
-        marks: dict[UpstreamConnection, tuple[int, float]] = {}
+        marks: dict[UpstreamConnection, Progress] = {}
         for tick in count():
             now = self._open()
             if tick % _TICKS_PER_LOOK == 0:

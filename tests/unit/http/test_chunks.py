@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg.errors import UpstreamProtocolError
-from disagg.http.chunks import are_whole_chunks
+from disagg.http.chunks import LONGEST, SINGLE, payload_size
 from disagg.http.client import Client
 from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.origin import Origin, Outgoing
@@ -39,7 +39,31 @@ class _Body:
 @given(st.lists(st.binary(min_size=1, max_size=4095), min_size=1, max_size=5))
 def test_whole_chunks_are_known(pieces: list[bytes]) -> None:
     """Any run of complete chunks of usual size is taken for one, whatever is in them."""
-    assert are_whole_chunks(b"".join(map(_chunk, pieces)))
+    assert payload_size(b"".join(map(_chunk, pieces))) == sum(map(len, pieces))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=4))
+def test_chunks_have_to_end_as_asked(pieces: list[bytes]) -> None:
+    """With an ending, each chunk must have it: one that ends in the middle of an event counts for nothing."""
+    wire = b"".join(map(_chunk, pieces))
+    expected = sum(map(len, pieces)) if all(p.endswith(b"\n") for p in pieces) else 0
+    assert payload_size(wire, b"\n") == expected
+    ended = [p + b"\n" for p in pieces]
+    assert payload_size(b"".join(map(_chunk, ended)), b"\n") == sum(map(len, ended))
+
+
+def test_a_chunk_is_known_by_its_length() -> None:
+    """For each size in the table, the framed length gives its beginning and size; no other length has a beginning."""
+    sizes = set()
+    for length, (head, size) in enumerate(SINGLE):
+        if size:
+            assert len(_chunk(b"x" * size)) == length
+            assert _chunk(b"x" * size).startswith(head)
+            sizes.add(size)
+        else:
+            assert not b"0\r\n\r\n".startswith(head)
+    assert sizes == set(range(1, max(sizes) + 1))
+    assert len(_chunk(b"x" * max(sizes))) == LONGEST
 
 
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=3), st.data())
@@ -48,7 +72,7 @@ def test_a_part_of_a_chunk_is_no_whole_chunk(pieces: list[bytes], data: st.DataO
     wire = b"".join(map(_chunk, pieces))
     ends = {sum(len(_chunk(p)) for p in pieces[:n]) for n in range(len(pieces) + 1)}
     cut = data.draw(st.integers(1, len(wire) - 1).filter(lambda n: n not in ends) if len(wire) > 1 else st.nothing())
-    assert not are_whole_chunks(wire[:cut])
+    assert payload_size(wire[:cut]) == 0
 
 
 @pytest.mark.parametrize(
@@ -71,18 +95,20 @@ def test_a_part_of_a_chunk_is_no_whole_chunk(pieces: list[bytes], data: st.DataO
 )
 def test_unusual_framing_is_left_to_the_parser(wire: bytes) -> None:
     """The end of a body, extensions, signs and lying sizes are never passed on as they are."""
-    assert not are_whole_chunks(wire)
+    assert payload_size(wire) == 0
 
 
 @given(st.binary(max_size=200))
 def test_what_passes_is_what_a_parser_reads(wire: bytes) -> None:
     """Bytes that count as whole chunks are valid for the HTTP parser, with the body going on after them."""
     for candidate in (wire, _chunk(wire) if wire else b"1\r\nx\r\n", _chunk(b"a") + wire):
-        if are_whole_chunks(candidate):
+        size = payload_size(candidate)
+        if size:
             found = _Body()
             parser = httptools.HttpResponseParser(found)
             parser.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + candidate)
             assert not found.complete
+            assert len(found.body) == size
             parser.feed_data(b"0\r\n\r\n")
             assert found.complete
 
@@ -111,24 +137,38 @@ def test_parsed_and_passed_chunks_make_up_the_body(pieces: list[bytes], data: st
     assert asyncio.run(_relay(reads, agrees)) == b"first" + b"".join(pieces)
 
 
+class _Taker:
+    """Takes whole chunks, if it agrees to."""
+
+    def __init__(self, body: bytearray, agrees: bool) -> None:
+        self.size = 0
+        self._body = body
+        self._agrees = agrees
+
+    def take(self, data: bytes) -> bool:
+        size = payload_size(data) if self._agrees else 0
+        if size:
+            self.size += size
+            found = _Body()
+            parser = httptools.HttpResponseParser(found)
+            parser.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + data)
+            self._body.extend(found.body)
+        return size > 0
+
+    def silent_s(self) -> float:
+        return 0.0
+
+
 async def _relay(reads: list[bytes], agrees: bool) -> bytes:
     engine = _Engine()
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     client = Client(ClientLimits())
     body = bytearray()
 
-    def take(data: bytes) -> bool:
-        if agrees:
-            found = _Body()
-            parser = httptools.HttpResponseParser(found)
-            parser.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + data)
-            body.extend(found.body)
-        return agrees
-
     origin = Origin.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
         response = await client.request(origin, Outgoing("GET", "/"), TIMES)
-        relaying = asyncio.create_task(response.relay(body.extend, take))
+        relaying = asyncio.create_task(response.relay(body.extend, _Taker(body, agrees)))
         await asyncio.sleep(0)
         (connection,) = client._open  # the reads of one connection, without the kernel between them
         for read in reads:

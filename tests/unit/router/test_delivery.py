@@ -18,6 +18,7 @@ class Client:
 
     def __init__(self) -> None:
         self.started = False
+        self.finished = False
         self.received = b""
         self.flow: Callable[[bool], None]
 
@@ -36,9 +37,9 @@ class Client:
     def finish(self, last: bytes = b"") -> None:
         self.received += last
 
-    def write_chunks(self, data: bytes) -> bool:
-        """Nothing: what is collected is not framed."""
-        return False
+    def framed_writer(self) -> Callable[[bytes], object] | None:
+        """None: what is collected is not framed."""
+        return None
 
     def on_flow(self, callback: Callable[[bool], None] | None) -> None:
         if callback is not None:
@@ -60,7 +61,7 @@ class Engine:
 
     def resume(self) -> None: ...
 
-    async def relay(self, sink: Callable[[bytes], None], take_chunks: object = None) -> None:
+    async def relay(self, sink: Callable[[bytes], None], taker: object = None) -> None:
         for n in range(4):
             if n == 2:
                 self.client.flow(False)

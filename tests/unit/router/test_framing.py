@@ -9,7 +9,8 @@ import pytest
 from disagg.engines.base import Api
 from disagg.errors import NoInstanceError, UpstreamTimeoutError
 from disagg.router.framing import FRAMINGS, error_reply
-from disagg.router.relay import EventRelay, error_status
+from disagg.router.relay import error_status
+from tests.support.streams import event_relay
 
 ENDS = {
     Api.CHAT: b"data: [DONE]\n\n",
@@ -23,7 +24,7 @@ ENDS = {
 @pytest.mark.parametrize("api", list(Api))
 def test_a_stream_is_complete_after_its_apis_last_event(api: Api) -> None:
     """And not before: one that stops short of it has broken."""
-    relay = EventRelay(lambda _: None, FRAMINGS[api])
+    relay = event_relay(lambda _: None, FRAMINGS[api])
     relay(b'event: x\ndata: {"text":"[DONE] event: message_stop\\nevent: response.completed\\n"}\n\n')
     assert not relay.ended
     relay(ENDS[api])
@@ -52,7 +53,7 @@ def test_an_engines_first_event_can_be_an_error_of_any_shape() -> None:
     """Nothing has been sent then, so another engine may be tried."""
     event = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"m"}}\n\n'
     assert error_status(event) == 500
-    relay = EventRelay(lambda _: None, FRAMINGS[Api.MESSAGES])
+    relay = event_relay(lambda _: None, FRAMINGS[Api.MESSAGES])
     relay(event)
     assert relay.rejected
     assert not relay.started

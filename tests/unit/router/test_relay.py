@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from disagg.errors import UpstreamTimeoutError
 from disagg.router.framing import OPENAI
-from disagg.router.relay import EventRelay, error_status, hide_internal, relayed_headers
+from disagg.router.relay import error_status, hide_internal, relayed_headers
+from tests.support.streams import event_relay
 
 EVENTS = [b'data: {"n":%d}\n\n' % n for n in range(6)] + [
     b"data: a\ndata: b\r\n\r\n",
@@ -26,7 +27,7 @@ def test_only_whole_events_pass_and_all_bytes_do(cuts: list[int]) -> None:
     data = b"".join(EVENTS)
     ends = {sum(map(len, EVENTS[: i + 1])) for i in range(len(EVENTS))}
     passed: list[bytes] = []
-    relay = EventRelay(passed.append)
+    relay = event_relay(passed.append)
     edges = [0, *sorted(c for c in cuts if c < len(data)), len(data)]
     for start, end in pairwise(edges):
         relay(data[start:end])
@@ -39,7 +40,7 @@ def test_only_whole_events_pass_and_all_bytes_do(cuts: list[int]) -> None:
 def test_an_event_without_end_is_not_held_for_ever() -> None:
     """Beyond the cap the bytes pass as they are, rather than fill the memory."""
     passed: list[bytes] = []
-    relay = EventRelay(passed.append)
+    relay = event_relay(passed.append)
     for _ in range(9):
         relay(b"x" * 1024**2)
     assert sum(map(len, passed)) >= 8 * 1024**2
@@ -51,7 +52,7 @@ def test_the_first_event_decides_about_rejection_only_if_it_is_a_5xx() -> None:
     refused = b'data: {"error":{"message":"m","code":400}}\n\n'
     for sent, rejected in (((failed,), True), ((refused,), False), ((EVENTS[0], failed), False)):
         passed: list[bytes] = []
-        relay = EventRelay(passed.append)
+        relay = event_relay(passed.append)
         for event in sent:
             relay(event)
         assert bool(relay.rejected) is rejected
@@ -75,7 +76,7 @@ def test_the_status_of_an_error_event(event: bytes, status: int) -> None:
 
 def test_text_about_errors_is_not_an_error() -> None:
     """A model may well write `data: {"error"`: inside JSON its quotes are escaped."""
-    relay = EventRelay(lambda data: None)
+    relay = event_relay(lambda data: None)
     relay(b"data: " + json.dumps({"text": 'data: {"error": 1}'}).encode() + b"\n\n")
     assert not relay.saw_error
 
@@ -122,29 +123,3 @@ def test_a_connections_own_headers_stay_on_it() -> None:
         (b"content-length", b"1"),
     ]  # fmt: skip
     assert relayed_headers(headers) == [(b"content-type", b"a"), (b"retry-after", b"3")]
-
-
-def test_whole_chunks_pass_with_their_framing_unless_something_shows_in_them() -> None:
-    """Framed bytes are taken only between events, after the first one, and never with an error or half an event."""
-    plain: list[bytes] = []
-    framed: list[bytes] = []
-
-    def write(data: bytes) -> bool:
-        framed.append(data)
-        return True
-
-    relay = EventRelay(plain.append)
-    event = b"9\r\ndata: a\n\n\r\n"
-    relay.write_chunks = write
-    assert not relay.take_chunks(event)  # nothing was sent yet: the head is still to come
-    relay(b"data: x\n\n")
-    assert relay.take_chunks(event)
-    assert not relay.take_chunks(b"7\r\ndata: a\r\n")
-    relay(b"data: ")
-    assert not relay.take_chunks(event)
-    relay(b"y\n\n")
-    assert not relay.take_chunks(b'14\r\ndata: {"error": "no"}\n\n\r\n'.replace(b'{"error": ', b'{"error":'))
-    assert relay.take_chunks(b"e\r\ndata: [DONE]\n\n\r\n")
-    assert relay.ended
-    assert framed == [event, b"e\r\ndata: [DONE]\n\n\r\n"]
-    assert plain == [b"data: x\n\n", b"data: y\n\n"]

@@ -77,7 +77,8 @@ class Report:
         table.add_column("value", justify="right")
         table.add_column("unit")
         for f in self.figures:
-            table.add_row(f.name, f"{f.value:,.4g}", f.unit)
+            shown = f"{f.value:,}" if isinstance(f.value, int) else f"{f.value:,.4g}"
+            table.add_row(f.name, shown, f.unit)
         console = Console()
         console.print(table)
         console.print(", ".join(f"{k} {v}" for k, v in (self.versions() | self.notes).items()))

@@ -37,6 +37,7 @@ examples:
   python -m benchmarks.router --make-peers .venv-peers
   python -m benchmarks.router --peer-python .venv-peers/bin/python
   python -m benchmarks.router --quick --json
+  python -m benchmarks.router --crowd-only
 """
 CONNECTIONS = (1, 16, 256)
 STREAMS = (32, 1000)
@@ -72,22 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--make-peers", metavar="FOLDER", help="make that environment, and do nothing else")
     parser.add_argument("--peer-policy", default="cache_aware", help="the peers' policy (default: %(default)s)")
     parser.add_argument("--crowd", type=int, default=10_000, help="streams held at once at the end (default: 10000)")
+    parser.add_argument("--crowd-only", action="store_true", help="nothing but those streams")
     args = parser.parse_args(argv)
     if args.make_peers:
         return make_peers(args.make_peers)
     plan = _plan(args)
     report = Report("Router on static backends", ("uvloop", "httptools", "msgspec", "prometheus-client"))
     report.notes["load average"] = " ".join(f"{x:.1f}" for x in os.getloadavg())
-    if args.peer_python:
+    if args.peer_python and not args.crowd_only:
         report.peers.update(peer_versions(args.peer_python))
     uvloop.run(_run(report, plan, args.peer_python))
     report.show(as_json=args.json)
-    if not args.peer_python:
+    if not (args.peer_python or args.crowd_only):
         print(HOW_TO_GET_PEERS, file=sys.stderr)
     return 0
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    if args.crowd_only:
+        return Plan(0, 0, 0.0, args.crowd, args.peer_policy)
     if args.quick:
         return Plan(2, 2_000, 1.0, 0, args.peer_policy)
     return Plan(7, 6_000, 3.0, args.crowd, args.peer_policy)
@@ -97,18 +101,11 @@ async def _run(report: Report, plan: Plan, peer_python: str | None) -> None:
     process, backends = start_backends()
     contenders: list[Contender] = []
     try:
-        contenders.append(await start_ours(backends))
-        for name in report.peers:
-            contenders += [await start_peer(name, peer_python or "", plan.peer_policy, backends)]
-        values: Values = defaultdict(lambda: defaultdict(list))
-        for contender in contenders:
-            await drive(contender.port, 16, 30)
-        for number in range(plan.rounds):
-            order = contenders if number % 2 == 0 else contenders[::-1]
-            await _round(values, order, backends, plan)
-        for contender in contenders:
-            values["peak_memory"][contender.name].append(contender.peak_bytes() / 2**20)
-        _tell(report, values)
+        if plan.rounds:
+            contenders.append(await start_ours(backends))
+            for name in report.peers:
+                contenders += [await start_peer(name, peer_python or "", plan.peer_policy, backends)]
+            _tell(report, await _rounds(contenders, backends, plan))
         if plan.crowd:
             while contenders:
                 contenders.pop().stop()
@@ -117,6 +114,18 @@ async def _run(report: Report, plan: Plan, peer_python: str | None) -> None:
         for contender in contenders:
             contender.stop()
         process.communicate()
+
+
+async def _rounds(contenders: Sequence[Contender], backends: Backends, plan: Plan) -> Values:
+    values: Values = defaultdict(lambda: defaultdict(list))
+    for contender in contenders:
+        await drive(contender.port, 16, 30)
+    for number in range(plan.rounds):
+        order = contenders if number % 2 == 0 else contenders[::-1]
+        await _round(values, order, backends, plan)
+    for contender in contenders:
+        values["peak_memory"][contender.name].append(contender.peak_bytes() / 2**20)
+    return values
 
 
 async def _round(values: Values, contenders: Sequence[Contender], backends: Backends, plan: Plan) -> None:
@@ -187,7 +196,9 @@ async def _crowd(report: Report, backends: Backends, count: int) -> None:
             )
             for _ in range(clients)
         ]
+        cpu = ours.cpu_s()
         outputs = [(await program.communicate())[0] for program in programs]
+        cpu = ours.cpu_s() - cpu
         peak = ours.peak_bytes()
     finally:
         ours.stop()
@@ -196,6 +207,8 @@ async def _crowd(report: Report, backends: Backends, count: int) -> None:
     report.add(f"crowd_{count}_events", sum(r["events"] for r in results), "events")
     report.add(f"crowd_{count}_at_once", min(r["at_once"] for r in results) * clients, "streams")
     report.add(f"crowd_{count}_peak_memory", peak / 2**20, "MiB")
+    report.add(f"crowd_{count}_cpu", cpu, "s")
+    report.notes["router workers"] = str(WORKERS_OF_CROWD)
     errors = [r["errors"] for r in results if r["errors"]]
     if errors:
         report.notes["crowd errors"] = str(errors)

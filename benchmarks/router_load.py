@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sys
 import time
 from collections import Counter
@@ -184,6 +185,7 @@ class _Stream(asyncio.Protocol):
 
 
 async def _as_program(port: int, count: int, events: int, pace_ms: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     streams = Streams(port, count, events, pace_ms)
     await streams.open()
     await streams.begun

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import sys
 from functools import partial
 from typing import cast
@@ -132,6 +133,7 @@ class _Static(asyncio.Protocol):
 
 
 async def _serve() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(partial(_Static, prefill), "127.0.0.1", 0, backlog=4096) for prefill in (True, False)

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from disagg.http.messages import Request
+from disagg.http.responder import Responder
 from tests.support import mock_engine as mock
 from tests.support.rig import MODEL, Rig, rig
 
@@ -100,3 +102,27 @@ async def test_a_release_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) 
         await told(r)
         await r.settled()
         assert await r.metric("disagg_kv_left_to_lease_total", reason="release-failed") == 1
+
+
+async def test_kv_of_a_prefill_that_ends_just_as_its_client_leaves_is_let_go() -> None:
+    """The engine holds the blocks although nobody waits for its answer: that is awaited for a moment."""
+    async with rig() as r:
+        gate = asyncio.Event()
+
+        async def when_told(engine: mock.MockEngine, request: Request, respond: Responder) -> None:
+            await gate.wait()
+            await mock.prefilled(engine, request, respond)
+
+        r.p.script.append(when_told)
+        call = await r.call()
+        await asyncio.wait_for(r.p.arrived.wait(), 5)
+        await call.close()
+        async with asyncio.timeout(5):
+            while r.router.in_flight:
+                await asyncio.sleep(0)
+        gate.set()
+        assert (await told(r))[0][0] == mock.RELEASE
+        async with asyncio.timeout(5):
+            while await r.metric("disagg_kv_released_total", reason="client-left-or-failed") != 1:
+                await asyncio.sleep(0.01)
+        assert all(m.idle(0) for m in r.fleet.members())

@@ -76,7 +76,7 @@ class Client:
                     raise
             reused = connection.exchanges > 0
             try:
-                return await connection.exchange(wire, times, outgoing.linger)
+                return await connection.exchange(wire, times, outgoing.linger, outgoing.late)
             except UpstreamUnreachableError:
                 if not (reused and outgoing.resend and not connection.received):
                     raise

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from disagg.http.messages import Header
+from disagg.http.response import Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Outgoing(msgspec.Struct, frozen=True):
             before anything of an answer came.
         linger: Asked when the caller is cancelled before the answer has begun: for so many seconds the exchange goes
             on, and its connection is closed at the first byte of the body. None closes it at once.
+        late: Takes an answer that begins when its caller is cancelled already, in place of that closing.
     """
 
     method: str
@@ -67,6 +69,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     body: bytes = b""
     resend: bool = True
     linger: Callable[[], float] | None = None
+    late: Callable[[Response], None] | None = None
 
     def encode(self, origin: Origin) -> bytes:
         """The bytes on the wire."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Protocol, cast
 
@@ -89,13 +90,20 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether a kept connection can take another exchange."""
         return not self.transport.is_closing() and self.deadline > self._now()
 
-    async def exchange(self, wire: bytes, times: LegTimes, linger: Callable[[], float] | None = None) -> Response:
+    async def exchange(
+        self,
+        wire: bytes,
+        times: LegTimes,
+        linger: Callable[[], float] | None = None,
+        late: Callable[[Response], None] | None = None,
+    ) -> Response:
         """Send a request; return when the head and the first bytes of the body, or the end, have arrived.
 
         Args:
             wire: The request.
             times: Its limits.
             linger: See `Outgoing.linger`.
+            late: See `Outgoing.late`.
 
         Raises:
             UpstreamError: If the engine closes, is silent for too long, or does not speak HTTP.
@@ -124,12 +132,12 @@ class UpstreamConnection(asyncio.Protocol):
             # The answer may have arrived in this turn of the loop, before or after the cancelling; a complete one has
             # given the connection back, and it may be another exchange's by now.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().close()
-            elif self._waiter is waiter and (linger is None or not self._linger(linger())):
+                (late or _close)(waiter.result())
+            elif self._waiter is waiter and (linger is None or not self._linger(linger(), late or _close)):
                 self.abort()
             raise
 
-    def _linger(self, seconds: float) -> bool:
+    def _linger(self, seconds: float, late: Callable[[Response], None]) -> bool:
         """Nobody waits for the answer any more; go on until it begins, for so many seconds at most.
 
         Returns:
@@ -139,7 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
             return False
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        self._waiter.add_done_callback(_close_answer)
+        self._waiter.add_done_callback(partial(_take_answer, late))
         self.deadline = min(self.deadline, loop.time() + seconds)
         return True
 
@@ -339,7 +347,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._done = True
 
 
-def _close_answer(waiter: asyncio.Future[Response]) -> None:
+def _take_answer(late: Callable[[Response], None], waiter: asyncio.Future[Response]) -> None:
     """The answer that nobody waits for has begun, or failed."""
     if not waiter.cancelled() and waiter.exception() is None:
-        waiter.result().close()
+        late(waiter.result())
+
+
+def _close(response: Response) -> None:
+    response.close()

@@ -231,7 +231,7 @@ class Router:
             self._chores.cancel()
         await self.server.stop()
         await self._steering.stop()
-        await self._releases.background.close()
+        await self._releases.close()
         await self.client.close()
         await self._observer.close()
 

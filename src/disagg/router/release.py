@@ -6,6 +6,7 @@ the decode leg ...                                            the KV is
 was never sent, or its answer was an error                    released: nobody reads it
 broke, or was not answered in time                            left to its lease: the engine may be reading it
 was left by its client before its first output                fetched: the leg goes on until then, at most 30 s
+was never sent, as prefill was cut off just as it ended       released: its answer is awaited for a moment
 ============================================================  ================================================
 
 Blocks that are freed while they are read belong to the next prompt, and the reader keeps that prompt's KV in its own
@@ -14,11 +15,14 @@ cache as if it were the first one's. So in doubt the lease decides.
 
 from __future__ import annotations
 
+import asyncio
+
 from disagg.engines.base import Call, Dialect, Transfer
-from disagg.errors import UpstreamError
+from disagg.errors import HandoffError, UpstreamError
 from disagg.http.limits import LegTimes
 from disagg.http.messages import JSON_TYPE, Header
 from disagg.http.origin import Outgoing
+from disagg.http.response import Response
 from disagg.router.background import Background
 from disagg.router.fleet import Member
 from disagg.router.handoff import Handoff
@@ -28,6 +32,9 @@ from disagg.topology.spec import Stage
 
 MAX_AT_ONCE = 64
 """Calls of this kind that may be under way; a storm of clients that leave must not become a storm on the engines."""
+MAX_LATE = 1024
+"""Answers of prefill that may be awaited after their clients have left, and wait for their turn to be let go."""
+_LATE = "client-left-or-failed"
 _TIMEOUT_S = 10.0
 _TRIES = 2
 
@@ -48,6 +55,8 @@ class Releases:
         self._dialect = dialect
         self._lease_s = lease_s
         self.background = Background(MAX_AT_ONCE)
+        self.late = Background(MAX_LATE)
+        self._room = asyncio.Semaphore(MAX_AT_ONCE)
 
     def release(self, handoff: Handoff, reason: str, intake: Intake) -> None:
         """Let KV go that nobody will fetch; nothing happens if it has been fetched or let go before.
@@ -80,6 +89,19 @@ class Releases:
         if call is not None and self._legs.fleet.is_current(prefill):
             self.background.spawn(self._forget(call, transfer, intake.headers))
 
+    def take_late(self, response: Response, transfer: Transfer, prefill: Member, intake: Intake) -> None:
+        """A prefill leg was cut off just as it ended: what its engine holds is let go.
+
+        Args:
+            response: The answer that has begun, with nobody to read it.
+            transfer: The attempt.
+            prefill: Who answers.
+            intake: The request.
+        """
+        if not self.late.spawn(self._take_late(response, transfer, prefill, intake)):
+            response.close()
+            self._legs.metrics.left_to_lease("too-many-releases")
+
     def leave(self, handoff: Handoff, reason: str) -> None:
         """Leave KV to its lease; nothing happens if it has been fetched or let go before."""
         if handoff.pinned:
@@ -92,6 +114,11 @@ class Releases:
         if call is not None and self._legs.fleet.is_current(member):
             self.background.spawn(self._abort(member, call, headers))
 
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.late.close()
+        await self.background.close()
+
     async def _release(self, handoff: Handoff, call: Call, reason: str, headers: Headers) -> None:
         done = False
         try:
@@ -102,6 +129,27 @@ class Releases:
                 self._legs.metrics.released(reason)
             else:
                 self.leave(handoff, "release-failed")
+
+    async def _take_late(self, response: Response, transfer: Transfer, prefill: Member, intake: Intake) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                answer = await response.read()
+            if response.status != 200:
+                return
+            handle = self._dialect.read_handle(answer)
+        except (UpstreamError, HandoffError, TimeoutError):
+            return  # without a handle there is nothing that could be named to be let go
+        finally:
+            response.close()
+        handoff = Handoff(handle, transfer, prefill, self._legs.now())
+        handoff.pin()
+        call = self._dialect.release(intake.api, transfer, handle)
+        if call is None or not self._legs.fleet.is_current(prefill):
+            self.release(handoff, _LATE, intake)
+            return
+        # A storm of clients that leave ends many prefills at once: their turn comes, long before a lease ends.
+        async with self._room:
+            await self._release(handoff, call, _LATE, intake.headers)
 
     async def _forget(self, call: Call, transfer: Transfer, headers: Headers) -> None:
         if not await self._tell_a_decode(call, transfer, headers):

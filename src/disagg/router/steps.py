@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from disagg.engines.base import Transfer
+from disagg.engines.base import Order, Transfer
 from disagg.errors import HandoffError, UpstreamError, UpstreamTimeoutError
 from disagg.http.limits import LegTimes
 from disagg.http.messages import JSON_TYPE, Answer, Header
@@ -24,6 +25,8 @@ from disagg.topology.spec import Stage
 
 # Nobody sees the first output of an answer that is not streamed, and KV has landed long before its last one.
 _WHOLE_LINGER_S = 5.0
+# A prefill whose client leaves is ended, but one that ends in the same moment has KV that somebody has to let go.
+_PREFILL_LINGER_S = 0.25
 
 
 @dataclass(slots=True)
@@ -76,7 +79,11 @@ class Steps(msgspec.Struct, frozen=True):
             if self.prompt_ids:
                 body = with_prompt_ids(body, self.prompt_ids)
             headers = (*self._headers(transfer.key), *dialect.prefill_headers(transfer))
-            outgoing = Outgoing("POST", intake.api, headers, body)
+            late = None
+            if dialect.order is not Order.CONCURRENT:
+                # Where decode was told of the transfer, it may be reading, and nothing may be let go.
+                late = partial(route.releases.take_late, transfer=transfer, prefill=member, intake=intake)
+            outgoing = Outgoing("POST", intake.api, headers, body, linger=_a_moment if late else None, late=late)
             limit_s = min(route.spec.prefill_timeout_s, self.remaining())
             try:
                 response = await route.legs.send(leg, outgoing, LegTimes(limit_s, limit_s, limit_s))
@@ -217,3 +224,7 @@ def _no_handle(leg: Leg, error: HandoffError) -> Failure:
     member = leg.member
     leg.outcome = "no-handle"
     return Failure(Stage.PREFILL, member.name, "no-handle", retry=True, refused=True, error=error)
+
+
+def _a_moment() -> float:
+    return _PREFILL_LINGER_S

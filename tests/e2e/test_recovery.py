@@ -1,4 +1,4 @@
-"""A decode engine is killed in mid-stream: with `recover_streams` the client does not notice."""
+"""A decode engine is killed or frozen in mid-stream: with `recover_streams` the client does not notice."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Story(NamedTuple):
 def recovering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """1P2D with recovery on."""
     log: Path = tmp_path_factory.mktemp("recovery") / "serve.log"
-    with deployment([*COMMON, "--recover-streams"], log, {"prefill": 1, "decode": 2}) as running:
-        yield running
+    with deployment([*COMMON, "--recover-streams", "--idle-timeout-s", "15"], log, {"prefill": 1, "decode": 2}) as up:
+        yield up
 
 
 def _stream(url: str, path: str, body: dict[str, Any], on_event: Callable[[int, str], None]) -> Story:
@@ -75,8 +75,10 @@ def _stream(url: str, path: str, body: dict[str, Any], on_event: Callable[[int, 
     return Story(text, len(ids), roles, bill, finish, errors)
 
 
-@pytest.mark.parametrize("path", list(_PATHS))
-def test_a_stream_survives_its_decode_engine(recovering: Deployment, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "blow"), [("/v1/chat/completions", signal.SIGKILL), ("/v1/completions", signal.SIGSTOP)]
+)
+def test_a_stream_survives_its_decode_engine(recovering: Deployment, path: str, blow: signal.Signals) -> None:
     """Words, id, role, end and bill are those of a run that nothing happened to."""
     body = {
         "model": MODEL,
@@ -88,16 +90,25 @@ def test_a_stream_survives_its_decode_engine(recovering: Deployment, path: str) 
     }
     every_instance_is_ready(recovering, within_s=300)
     undisturbed = _stream(recovering.url, path, body, lambda _number, _decode: None)
+    struck: list[int] = []
 
-    def kill(number: int, decode: str) -> None:
+    def strike(number: int, decode: str) -> None:
         if number == _KILL_AT:
-            os.kill(recovering.engine_pid("decode", int(decode[-1])), signal.SIGKILL)
+            # A frozen engine keeps its connections and says nothing.
+            struck.extend(recovering.engine_pids("decode", int(decode[-1])))
+            for pid in struck:
+                os.kill(pid, blow)
 
     before = _resumed(recovering)
-    disturbed = _stream(recovering.url, path, body, kill)
-    assert disturbed == undisturbed
-    assert disturbed.ids == 1
-    assert _resumed(recovering) == before + 1
+    try:
+        disturbed = _stream(recovering.url, path, body, strike)
+        assert disturbed == undisturbed
+        assert disturbed.ids == 1
+        assert _resumed(recovering) == before + 1
+    finally:
+        if blow is signal.SIGSTOP:
+            for pid in struck:
+                os.kill(pid, signal.SIGCONT)
 
 
 def _resumed(running: Deployment) -> float:

@@ -130,6 +130,15 @@ class Deployment:
                     return pid
         raise AssertionError(f"no engine process for {stage}-{index} on port {port}")
 
+    def engine_pids(self, stage: str, index: int) -> list[int]:
+        """Every process of one engine: the main one and those that it has started."""
+        found = [self.engine_pid(stage, index)]
+        for parent in found:
+            with contextlib.suppress(OSError):
+                tasks = Path(f"/proc/{parent}/task")
+                found += [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+        return found
+
     def stop(self, how: signal.Signals = signal.SIGINT, timeout_s: float = 90.0) -> None:
         """Stop it and check that no process, port or shared-memory segment is left."""
         self._note_shared_memory()

@@ -25,8 +25,10 @@ from disagg.router.sink import Merge, StreamFilter
 
 Fields = dict[str, msgspec.Raw]
 
-_CACHED = b'"cached_tokens"'
-_CACHED_KEYS = ("prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens")
+_CACHED = (b'"cached_tokens"', b'"cache_read_input_tokens"')
+_CACHED_KEYS = ("prompt_tokens_details", "input_tokens_details")
+# Messages count input without what was found in the cache, so these change together.
+_PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NULL = msgspec.Raw(b"null")
 _LISTS = ("token_logprobs", "tokens", "top_logprobs")
 _object = msgspec.json.Decoder(Fields)
@@ -106,7 +108,7 @@ def _merge_stream(plan: _Plan, api: Api, prefilled: bytes) -> StreamFilter:
         raise UpstreamProtocolError(f"Prefill's answer cannot be put before decode's: {error}.") from error
 
     def change(data: bytes) -> bytes:
-        if (echo is None or echo.done) and not (plan.cached and _CACHED in data):
+        if (echo is None or echo.done) and not (plan.cached and any(key in data for key in _CACHED)):
             return data
         return b"".join(
             _change_event(event, theirs if plan.cached else None, echo) for event in data.split(b"\n\n") if event
@@ -122,6 +124,11 @@ def _change_event(event: bytes, theirs: Fields | None, echo: Echoes | None) -> b
         fields = _object.decode(data)
         if theirs is not None:
             _merge_cached(fields, theirs, brief=True)
+            # The event that ends a response holds it whole.
+            whole = _object_at(fields, "response")
+            if whole is not None:
+                _merge_cached(whole, theirs)
+                fields["response"] = msgspec.Raw(_encode(whole))
         if echo is not None and "choices" in fields:
             choices = _choices.decode(fields["choices"])
             for choice in choices:
@@ -137,7 +144,7 @@ def _merge_cached(ours: Fields, theirs: Fields, *, brief: bool = False) -> None:
     usage, source = _object_at(ours, "usage"), _object_at(theirs, "usage")
     if usage is None or source is None:
         return
-    for key in _CACHED_KEYS:
+    for key in (*_CACHED_KEYS, *(_PARTS if "cache_read_input_tokens" in usage else ())):
         if key not in usage:
             continue
         usage[key] = source.get(key, _NULL)

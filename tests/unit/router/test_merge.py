@@ -167,3 +167,32 @@ def test_a_stream_after_a_broken_prefill_answer_does_not_begin() -> None:
     """The client gets an error rather than an answer without its prompt."""
     with pytest.raises(UpstreamProtocolError):
         merge(echo=True).stream(Api.COMPLETIONS, b'{"choices":[]}')
+
+
+def test_a_messages_bill_counts_what_prefill_found_and_what_it_computed() -> None:
+    """Its input is the prompt without what was cached: decode, which was handed all of it, would bill nothing."""
+    prefilled = {"usage": {"input_tokens": 30, "output_tokens": 1, "cache_read_input_tokens": 4}}
+    decoded = {"usage": {"input_tokens": 0, "output_tokens": 7, "cache_read_input_tokens": 34}}
+    wanted = {"input_tokens": 30, "output_tokens": 7, "cache_read_input_tokens": 4}
+    chosen = merge(Api.MESSAGES, counts=True)
+    whole = chosen.whole(Api.MESSAGES, encoded(prefilled), encoded(decoded))
+    assert json.loads(whole)["usage"] == wanted
+    change = chosen.stream(Api.MESSAGES, encoded(prefilled))
+    event = b"event: message_delta\ndata: " + encoded({"type": "message_delta", **decoded}) + b"\n\n"
+    head, _, data = change(event).partition(b"data: ")
+    assert head == b"event: message_delta\n"
+    assert json.loads(data)["usage"] == wanted
+
+
+def test_the_event_that_ends_a_response_tells_prefills_cache_hits() -> None:
+    """Its usage is inside of the response that the event holds."""
+    details = "input_tokens_details"
+    prefilled = {"usage": {"input_tokens": 34, details: {"cached_tokens": 4}}}
+    ended = {
+        "type": "response.completed",
+        "response": {"usage": {"input_tokens": 34, details: {"cached_tokens": 34}}},
+    }
+    change = merge(Api.RESPONSES, counts=True).stream(Api.RESPONSES, encoded(prefilled))
+    event = change(b"event: response.completed\ndata: " + encoded(ended) + b"\n\n")
+    told = json.loads(event.partition(b"data: ")[2])["response"]["usage"]
+    assert told == {"input_tokens": 34, details: {"cached_tokens": 4}}

@@ -146,3 +146,22 @@ async def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
     async with owner() as (engine, remote):
         with pytest.raises(PreparationError, match="side-channel port"):
             await SideChannel(engine, lambda: 0.0, at_once).start("127.0.0.1", remote.port)
+
+
+async def test_a_heartbeat_in_the_turn_in_which_a_handshake_failed_is_left_out() -> None:
+    """The connection's failure is known one turn before it is forgotten: that must not end the engine."""
+    async with reader() as puller:
+        remote = RemoteKv("gone", "r", "127.0.0.1", 1, (0,))
+        seen: list[bool] = []
+
+        def at_once(_: object) -> None:
+            # Called before the puller's own callback, which forgets the connection.
+            puller.beat({"gone": ["r"]})
+            puller.notify(remote)
+            seen.append(True)
+
+        task = asyncio.get_running_loop().create_task(puller._open(remote))
+        task.add_done_callback(at_once)
+        puller._links["gone"] = task
+        await until(lambda: bool(seen))
+        assert task.exception() is not None

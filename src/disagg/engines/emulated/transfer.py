@@ -112,9 +112,9 @@ class Puller:
 
     def notify(self, remote: RemoteKv) -> None:
         """Tell the owner that its KV was read, if it is connected."""
-        task = self._links.get(remote.engine_id)
-        if task is not None and task.done() and task.result().open:
-            task.result().send("done", remote.request_id)
+        link = _connected(self._links.get(remote.engine_id))
+        if link is not None and link.open:
+            link.send("done", remote.request_id)
 
     async def receive(self, remote: RemoteKv, count: int, timeout_s: float) -> Fetched:
         """Wait until the owner of KV sends it: the last `count` blocks of a prompt.
@@ -178,9 +178,9 @@ class Puller:
     def beat(self, waiting: dict[str, list[str]]) -> None:
         """Renew the leases of requests that wait here, by engine id; peers that are not connected are left out."""
         for engine_id, request_ids in waiting.items():
-            task = self._links.get(engine_id)
-            if task is not None and task.done() and task.result().open:
-                task.result().send("beat", request_ids)
+            link = _connected(self._links.get(engine_id))
+            if link is not None and link.open:
+                link.send("beat", request_ids)
 
     def connect(self, remote: RemoteKv) -> None:
         """Begin a connection that will be needed, so that heartbeats can go out before the read."""
@@ -209,8 +209,8 @@ class Puller:
                 link.transport.abort()
 
     async def _link(self, remote: RemoteKv) -> _Link:
-        known = self._links.get(remote.engine_id)
-        if known is not None and known.done() and not known.result().open:
+        link = _connected(self._links.get(remote.engine_id))
+        if link is not None and not link.open:
             # It was connected, so the process behind it is gone: no need to wait for a handshake.
             del self._links[remote.engine_id]
             raise TransferError(f"the connection to engine {remote.engine_id} is broken")
@@ -252,3 +252,10 @@ class Puller:
             )
         link.block_size = block_size
         return link
+
+
+def _connected(task: asyncio.Task[_Link] | None) -> _Link | None:
+    """The connection that a task has made; None if it has not, or has failed and was not forgotten yet."""
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()

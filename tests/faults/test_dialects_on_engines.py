@@ -20,7 +20,7 @@ from tests.support.toy_fleet import DIALECTS, MODEL, ToyFleet, peer_of, toy_flee
 
 NAMES: list[DialectName] = list(DIALECTS)
 TOGETHER: list[DialectName] = ["nixl-push", "mooncake", "sglang"]
-RELEASING: list[DialectName] = ["nixl-pull", "nixl-push", "mooncake"]
+RELEASING: list[DialectName] = ["nixl-pull", "mooncake"]
 
 
 async def at_home(up: ToyFleet) -> None:

@@ -79,7 +79,7 @@ class ToyFleet:
         pool = instance.core.engine.pool
         return pool.num_blocks - pool.free_blocks
 
-    async def empty(self, instance: Instance, within_s: float = 10.0) -> None:
+    async def empty(self, instance: Instance, within_s: float = 30.0) -> None:
         """Wait until an engine holds no block for anybody."""
         deadline = asyncio.get_running_loop().time() + within_s
         while self.held(instance):
@@ -107,6 +107,9 @@ async def toy_fleet(
             name = f"{stage}-{n}"
             more = decode_with or {} if stage is Stage.DECODE else {}
             settings = replace(SETTINGS, role=role, engine_id=f"{name}-one", dialect=dialect, **more)
+            if dialect == "nixl-push":
+                # What nobody fetches stays for so long; long enough for legs to meet on a busy machine.
+                settings = replace(settings, meeting_s=settings.meeting_s or 8.0)
             stages[stage].append(Instance(settings, pace or SimplePace(), anywhere))
     alone = Instance(replace(SETTINGS, engine_id="alone"), SimplePace(), anywhere)
     config = RouterConfig(

@@ -164,9 +164,20 @@ def test_kv_that_nobody_asks_for_is_let_go_in_time(name: DialectName) -> None:
         assert up.state(0)["expired_leases"] == 1
 
 
-@pytest.mark.parametrize("name", ["nixl-push", "mooncake"])
-def test_a_refused_decode_leg_lets_the_kv_go(name: DialectName) -> None:
+def test_a_refused_decode_leg_of_a_push_leaves_the_writer_waiting() -> None:
+    """As seen with vLLM 0.32: the blocks return only when the registration's time is over."""
+    with running(*settings("nixl-push", meeting_s=1.0)) as up:
+        prefill, decode, key = legs(up, "nixl-push", BODY)
+        assert ended(start(up, 0, prefill, key)).status == 200
+        wrong = json.dumps({**json.loads(decode), "model": "nope"}).encode()
+        assert ended(start(up, 1, wrong, key)).status == 404
+        wait_until(lambda: clean(up, 0), "the end of the time")
+        assert up.state(0)["expired_leases"] == 1
+
+
+def test_a_refused_decode_leg_lets_the_kv_go() -> None:
     """Decode's API layer tells prefill, whether its KV is there already or not."""
+    name: DialectName = "mooncake"
     with running(*settings(name)) as up:
         for refused_first in (False, True):
             prefill, decode, key = legs(up, name, BODY)

@@ -223,6 +223,9 @@ class Api:
         return body.get("kv_transfer_params")
 
     def _let_go(self, params: dict[str, object], identity: Identity) -> None:
+        """A request that ties legs together is refused: who holds KV for it is told, as the real engine does."""
+        if self._settings.dialect == "nixl-push":
+            return  # its writer waits for the whole time of a registration
         try:
             remotes = remotes_of(params, self._settings)
         except FatalHandoffError:

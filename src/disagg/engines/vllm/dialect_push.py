@@ -7,14 +7,13 @@ engine id and side channel, which therefore have to be known beforehand.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
 from disagg.engines import bodies
 from disagg.engines.base import Api, Body, Call, Handle, Order, Peer, Transfer
-from disagg.engines.vllm.common import Usage, VllmDialect, local_reason, rank_header, rank_of, refused_leg
+from disagg.engines.vllm.common import Usage, VllmDialect, local_reason, rank_header, rank_of
 from disagg.errors import HandoffError
 from disagg.http.messages import Header
 
@@ -86,12 +85,8 @@ class PushDialect(VllmDialect):
         return bodies.encode(leg)
 
     def release(self, api: Api, transfer: Transfer, handle: Handle | None) -> Call | None:
-        """A leg that decode refuses: it tells prefill that no block waits for the KV."""
-        # Prefill's own answer names the request as prefill does.
-        call = refused_leg(api, handle.params if handle is not None else _writer(transfer))
-        # Seen with vLLM 0.32: its push connector keeps the blocks until their lease ends all the same, so no answer
-        # counts as done, and the KV as left to its lease.
-        return replace(call, done=frozenset())
+        """Nothing ends the wait of a writer: vLLM 0.32 keeps its blocks until the time for a registration is over."""
+        return None
 
 
 def _writer(transfer: Transfer) -> msgspec.Raw:

@@ -25,8 +25,9 @@ from disagg.topology.spec import Stage
 
 # Nobody sees the first output of an answer that is not streamed, and KV has landed long before its last one.
 _WHOLE_LINGER_S = 5.0
-# A prefill whose client leaves is ended, but one that ends in the same moment has KV that somebody has to let go.
-_PREFILL_LINGER_S = 0.25
+# A prefill whose client leaves is ended, but one that ends in the same moment has KV that somebody has to let go. An
+# engine finishes the step that it is in whatever happens to its requests; most steps are shorter than this.
+_PREFILL_LINGER_S = 1.0
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ RULES: list[dict[str, Any]] = [
 ADDED_BY_PROMETHEUS = frozenset({"job", "instance"})
 QUIET = frozenset({
     "disagg_kv_event_batches", "disagg_kv_events_lost", "disagg_kv_left_to_lease", "disagg_kv_released",
-    "disagg_stream_recoveries",
+    "disagg_priming_legs", "disagg_stream_recoveries",
 })  # fmt: skip
 """Counters for which it takes more than mock engines; everything else has to come from traffic."""
 STREAM = {"model": MODEL, "prompt": "x", "stream": True}

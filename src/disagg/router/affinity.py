@@ -68,6 +68,7 @@ class Affinity:
         self._policies = dict(policies)
         self._spec = spec
         self._tokens = tokens
+        self._fleet = fleet
         self._threshold = spec.local_prefill_tokens
         self._session_header = spec.session_header.lower().encode("latin-1")
         self._prefixes: dict[Stage, PrefixIndex] = {}
@@ -101,6 +102,7 @@ class Affinity:
         stages = self._stages
         self._needed: frozenset[Need] = frozenset().union(*(self._policies[s].needs for s in stages))
         self._silent = self._needed.isdisjoint(_ON_REQUEST) and not self._threshold
+        self._drawing = frozenset(s for s, p in self._policies.items() if Need.DRAW in p.needs)
         wanted = [s for s in stages if Need.SENT_PREFIX in self._policies[s].needs]
         self._prefixes = {s: self._prefixes.get(s) or PrefixIndex(self._spec.prefix_index_entries) for s in wanted}
 
@@ -122,15 +124,20 @@ class Affinity:
         body, hints = intake.body, Hints()
         needed = self._needed
         hints.session = intake.session
-        if Need.SENT_PREFIX in needed or self._threshold:
+        if self._threshold or self._compares_prefixes():
             text = prompt_text(body)
             hints.text_bytes = len(text)
             hints.length = self._tokens.count(text)
-            if Need.SENT_PREFIX in needed:
+            if self._prefixes:
                 hints.keys = prefix_keys(prompt_seed(body), text)
         if Need.HELD_BLOCKS in needed and len(self.kv_index):
             hints.prompt = await self._tokens.of(body, intake.headers)
         return hints
+
+    def _compares_prefixes(self) -> bool:
+        """Whether a stage whose policy goes by what was sent before has a choice at all. Where there is no other
+        instance, nothing is remembered either: the first requests of a second one are spread by load."""
+        return any(self._fleet.has_choice(stage) for stage in self._prefixes)
 
     def question(self, stage: Stage, hints: Hints | None) -> tuple[Policy, Facts]:
         """What is asked when an instance of a stage is chosen: the policy, and the facts of this request.
@@ -142,7 +149,7 @@ class Affinity:
         turn = self._turns[stage]
         self._turns[stage] = turn + 1
         policy = self._policies[stage]
-        draw = self._random.random() if Need.DRAW in policy.needs else 0.0
+        draw = self._random.random() if stage in self._drawing else 0.0
         if hints is None:
             return policy, Facts(turn, draw)
         length, matched = self._matched(stage, hints)

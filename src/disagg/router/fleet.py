@@ -256,6 +256,10 @@ class Fleet:
         """What policies see of a stage."""
         return [m.snapshot() for m in self._by_stage[stage]]
 
+    def has_choice(self, stage: Stage) -> bool:
+        """Whether a stage has more than one member, ready or not."""
+        return len(self._by_stage[stage]) > 1
+
     def needs(self, stage: Stage) -> bool:
         """Whether the deployment has this stage, ready or not."""
         return stage in self.needed or bool(self._by_stage[stage])

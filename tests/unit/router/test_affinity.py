@@ -73,6 +73,21 @@ async def test_the_policy_of_a_stage_that_is_not_there_asks_for_nothing() -> Non
     assert await hints(affinity("prefix-affinity", members=members), chat(LONG)) is None
 
 
+async def test_prompts_are_not_hashed_where_there_is_one_instance() -> None:
+    """There is nothing to choose between; the length is still told where the threshold needs it."""
+    members = fleet(prefill=1)
+    alone = await hints(affinity("prefix-affinity", members=members), chat(LONG))
+    assert alone is not None
+    assert alone.keys == []
+    with_threshold = await hints(affinity("prefix-affinity", members=members, local_prefill_tokens=100), chat(LONG))
+    assert with_threshold is not None
+    assert with_threshold.keys
+    members.add("prefill-1", Stage.PREFILL, "http://127.0.0.1:9990", "one")
+    of_two = await hints(affinity("prefix-affinity", members=members), chat(LONG))
+    assert of_two is not None
+    assert of_two.keys
+
+
 async def test_each_turn_of_a_conversation_goes_where_the_last_one_went() -> None:
     """Although each is longer, and other prompts come in between."""
     a = affinity("prefix-affinity")

@@ -437,7 +437,7 @@ class TestKeys:
 
     def test_a_new_transfer_is_tied_by_other_values(self, dialect: Dialect) -> None:
         """A retried prefill that meets the decode leg of the attempt before would serve another request's KV."""
-        again = replace(TRANSFER, key="f" * 32)
+        again = msgspec.structs.replace(TRANSFER, key="f" * 32)
         for one, other in (
             (dialect.decode_body(Api.CHAT, BODY, TRANSFER, None), dialect.decode_body(Api.CHAT, BODY, again, None)),
         ):
@@ -476,7 +476,7 @@ def test_push_names_the_writer_and_no_blocks() -> None:
 
 def test_with_several_ranks_both_legs_mean_the_same_one() -> None:
     """The KV is on one rank: prefill is steered to it, and decode told its name and port."""
-    wide = replace(TRANSFER, prefill=replace(TRANSFER.prefill, data=4, ranks=()))
+    wide = msgspec.structs.replace(TRANSFER, prefill=replace(TRANSFER.prefill, data=4, ranks=()))
     dialect = PushDialect()
     assert dialect.prefill_headers(wide) == ((b"x-data-parallel-rank", b"1"),)
     params = fields_of(dialect.decode_body(Api.CHAT, BODY, wide, None))["kv_transfer_params"]

@@ -224,8 +224,7 @@ class Peer:
     ranks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """One attempt to hand one prompt over. A further attempt is a further transfer.
 
     Attributes:
@@ -240,8 +239,7 @@ class Transfer:
     decode: Peer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True):
     """What prefill's answer says about the KV. Used once, and only well inside its lease.
 
     Attributes:

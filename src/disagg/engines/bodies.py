@@ -199,7 +199,7 @@ def _cap(fields: dict[str, msgspec.Raw], api: Api, cap: msgspec.Raw) -> None:
     for key in table.caps:
         fields[key] = cap
     for key in table.choices:
-        if is_more_than_one(fields, key):
+        if key in fields and is_more_than_one(fields, key):
             fields[key] = ONE
 
 
@@ -220,6 +220,8 @@ def client_body(body: Body, internal: frozenset[str]) -> dict[str, msgspec.Raw]:
     vLLM merges ``vllm_xargs``, and the tokens-in API's ``sampling_params.extra_args``, into the same dictionary that
     its connectors read, so a key hidden there arrives as if the router had set it.
     """
+    if not holds_internal(body, internal):
+        return dict(body)
     kept = {key: value for key, value in body.items() if key not in internal}
     _clean(kept, "vllm_xargs", internal)
     settings = kept.get("sampling_params")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -47,6 +46,7 @@ from disagg.router.observer import Observer
 from disagg.router.pages import Pages
 from disagg.router.passing import Passing, read_passed
 from disagg.router.prefix_caches import PrefixCaches
+from disagg.router.random_ids import RandomIds
 from disagg.router.record import Outcome, Record, error_slug
 from disagg.router.release import Releases
 from disagg.router.route import Route
@@ -123,7 +123,7 @@ class Router:
             introductions=Introductions(self.client, dialect),
             caches=caches,
             # Engines pair the stages by it and show it in answers: the next one must not follow from it.
-            new_key=lambda: os.urandom(16).hex(),
+            new_key=RandomIds().take,
         )
         self.admission = Admission(spec, self.metrics, self._clocks.monotonic)
         self._keys = client_keys(spec, self._clocks.monotonic)
@@ -240,11 +240,15 @@ class Router:
 
     # Requests.
 
-    async def _handle(self, request: Request, respond: Responder) -> None:
+    def _handle(self, request: Request, respond: Responder) -> Awaitable[None]:
+        # Not a coroutine itself: each further one is passed through whenever a request waits.
         endpoint = find(request.path)
         if endpoint is not None and request.method == endpoint.method:
-            await self._serve(endpoint, request, respond)
-            return
+            return self._serve(endpoint, request, respond)
+        return self._show(endpoint, request, respond)
+
+    async def _show(self, endpoint: Endpoint | None, request: Request, respond: Responder) -> None:
+        """Answer what is no request to an engine: a page, or a path that is not served."""
         try:
             answer = await self._pages.answer(endpoint, request)
         except DisaggError as error:
@@ -342,7 +346,7 @@ class Router:
         intake = self._affinity.with_session(request, intake)
         return intake.body, partial(self._split, intake)
 
-    async def _split(self, intake: Intake, record: Record, respond: Responder) -> None:
+    def _split(self, intake: Intake, record: Record, respond: Responder) -> Awaitable[None]:
         """Serve a request over the stages."""
         dialect = self._dialect
         several = bodies.several(intake.api, intake.body) if dialect.primes else None
@@ -350,9 +354,8 @@ class Router:
         counts_handed_over = dialect.counts_handed_over or several is not None
         merge = merge_for(intake.api, intake.body, counts_handed_over=counts_handed_over)
         if is_fanned_out(self._route, intake):
-            await Fanout(self._route, intake, record, respond, merge).run()
-        else:
-            await Journey(self._route, intake, record, respond, merge=merge).run()
+            return Fanout(self._route, intake, record, respond, merge).run()
+        return Journey(self._route, intake, record, respond, merge=merge).run()
 
 
 def _send(answer: Answer, record: Record, respond: Responder) -> None:

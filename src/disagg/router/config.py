@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from disagg.engines.base import ReadinessProbe
+from disagg.router.random_ids import RandomIds
 from disagg.router.spans import Tracer
 from disagg.topology.router_spec import Router as RouterSpec
 
@@ -25,7 +25,7 @@ class Clocks:
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    new_id: Callable[[], str] = field(default=lambda: os.urandom(16).hex())
+    new_id: Callable[[], str] = field(default_factory=lambda: RandomIds().take)
 
 
 @dataclass(frozen=True, slots=True)

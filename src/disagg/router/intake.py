@@ -114,8 +114,8 @@ def read_body(request: Request) -> Body:
     Raises:
         BadRequestError: If the body is not a JSON object, or is not declared as JSON.
     """
-    media_type = (request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    if media_type != b"application/json":
+    declared = request.header(b"content-type") or b""
+    if declared != b"application/json" and declared.partition(b";")[0].strip().lower() != b"application/json":
         # As vLLM does; it also keeps web pages from sending requests without the browser asking first.
         raise BadRequestError("Unsupported media type: the body has to be sent as application/json.")
     try:

@@ -31,7 +31,8 @@ _LONG_CHAT = 2048
 
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Rank = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[\x21-\x7e]+\Z")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+"""Checked further by `_is_visible`."""
 
 
 class _PullParams(msgspec.Struct):
@@ -60,6 +61,11 @@ class _Answer(msgspec.Struct):
 
 _answer = msgspec.json.Decoder(_Answer)
 _params = msgspec.json.Decoder(_PullParams)
+
+
+def _is_visible(name: str) -> bool:
+    """Whether all characters are visible ASCII ones, U+0021 to U+007E. A pattern for the decoder would cost more."""
+    return name.isascii() and name.isprintable() and " " not in name
 
 
 def _with_prompt(answer: _Answer) -> msgspec.Raw:
@@ -110,6 +116,12 @@ class PullDialect(VllmDialect):
             raise HandoffError(f"The prefill engine's answer has no usable KV handle: {error}.") from error
         if not params.do_remote_prefill or params.do_remote_decode:
             raise HandoffError("The prefill engine's handle is not turned round for a decode engine.")
+        if not (
+            _is_visible(params.remote_engine_id)
+            and _is_visible(params.remote_request_id)
+            and _is_visible(params.remote_host)
+        ):
+            raise HandoffError("The prefill engine's handle has a name with characters other than visible ASCII.")
         if not any(params.remote_block_ids):
             # An empty list passes vLLM's door and kills its scheduler.
             raise HandoffError("The prefill engine's handle names no KV blocks.")

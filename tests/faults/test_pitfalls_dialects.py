@@ -24,6 +24,13 @@ LIMITS: dict[str, Any] = {
     "idle_timeout_s": 0.5,
     "request_timeout_s": 8.0,
 }
+# A death is told by its connections; limits are there for a hang, and no busy machine may reach them.
+DEATHS: dict[str, Any] = {
+    "prefill_timeout_s": 20.0,
+    "first_token_timeout_s": 20.0,
+    "idle_timeout_s": 20.0,
+    "request_timeout_s": 60.0,
+}
 LEASE = replace(SETTINGS, lease_s=4.0, meeting_s=4.0, num_blocks=1024, handshake_timeout_s=2.0)
 # Where nothing fails no limit may be reached, on a busy machine either.
 PATIENT = replace(SETTINGS, lease_s=30.0, meeting_s=30.0, handshake_timeout_s=30.0)
@@ -53,7 +60,7 @@ async def test_clients_that_leave_in_any_phase_leave_nothing_on_either_side(dial
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 async def test_a_restart_on_the_same_port_pairs_anew(dialect: DialectName, victim: str) -> None:
     """Noticed or not, the next requests get their own KV or none."""
-    async with cluster(2, 2, settings=LEASE, dialect=dialect, **LIMITS) as c:
+    async with cluster(2, 2, settings=LEASE, dialect=dialect, **DEATHS) as c:
         assert (await c.ask()).ending is Ending.ANSWERED
         await c.nodes[victim].crash()
         assert (await c.ask()).ending is Ending.ANSWERED
@@ -67,7 +74,7 @@ async def test_a_restart_on_the_same_port_pairs_anew(dialect: DialectName, victi
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 async def test_a_death_in_the_middle_ends_each_request_once(dialect: DialectName, victim: str) -> None:
     """The partner is told, and keeps nothing."""
-    async with cluster(2, 2, settings=LEASE, dialect=dialect, pace=SimplePace(4_000, 0.005), **LIMITS) as c:
+    async with cluster(2, 2, settings=LEASE, dialect=dialect, pace=SimplePace(4_000, 0.005), **DEATHS) as c:
         tasks = [asyncio.create_task(c.ask(streamed(max_tokens=30))) for _ in range(12)]
         await until(lambda: sum(len(n.instance.core.engine.running) for n in c.nodes.values()) >= 4)
         await c.nodes[victim].crash()

@@ -1,0 +1,80 @@
+"""What a device can do, as far as cost depends on it. Every figure has its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from disagg.catalog.figure import Figure
+from disagg.catalog.precision import Dtype
+
+
+class Kernel(StrEnum):
+    """A class of kernels that reaches its own share of a device's peak."""
+
+    GEMM = "gemm"
+    """Large matrix products: share of peak FLOP/s."""
+    WEIGHTS = "weights"
+    """Matrix products of few tokens, which stream weights: share of memory bandwidth."""
+    PREFILL_ATTENTION = "prefill_attention"
+    """Share of peak FLOP/s, causal FLOPs counted."""
+    DECODE_ATTENTION = "decode_attention"
+    """Streams the KV cache: share of memory bandwidth."""
+    GROUPED_GEMM = "grouped_gemm"
+    """Experts' products with many tokens each: share of peak FLOP/s."""
+    ELEMENTWISE = "elementwise"
+    """Norms, casts, sampling: share of memory bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A network between devices.
+
+    Attributes:
+        bandwidth: Bytes/s per direction and device.
+        latency: Seconds of one hop of a collective.
+        devices: Devices that it joins; None without a bound.
+        efficiency: Share of the bandwidth that large collectives reach.
+    """
+
+    bandwidth: Figure
+    latency: Figure
+    devices: int | None
+    efficiency: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device.
+
+    Attributes:
+        name: Name in the catalogue.
+        aliases: Other names that find it (gfx942, H100-SXM5 ...).
+        vendor: Who makes it.
+        peak: Dense FLOP/s (operations/s for integers) by number format.
+        memory: Bytes of device memory.
+        bandwidth: Bytes/s of device memory.
+        scale_up: The network inside a node or domain; None for a device that has none.
+        scale_out: The network between nodes, per device; None if not known.
+        host_link: Bytes/s between device and host memory, per direction; None if not known.
+        efficiency: Shares of the peaks that kernels reach, by class and number format of their weights (or KV).
+        step_overhead: Seconds that the host and launches add to a step under graph capture.
+        launch: Seconds per kernel launch without graph capture.
+        watts: Board power; None if not known.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    peak: Mapping[Dtype, Figure]
+    memory: Figure
+    bandwidth: Figure
+    scale_up: Fabric | None
+    scale_out: Fabric | None
+    host_link: Figure | None
+    efficiency: Mapping[tuple[Kernel, Dtype], Figure]
+    step_overhead: Figure | None = None
+    launch: Figure | None = None
+    watts: Figure | None = None
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,103 @@
+"""How a replica computes: its devices and their number formats and habits. The cost model's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disagg.catalog.accelerator import Accelerator
+from disagg.catalog.model import Model
+from disagg.catalog.precision import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one replica spreads over devices.
+
+    Attributes:
+        tensor: Ranks that share each dense layer.
+        pipeline: Stages of consecutive layers.
+        expert: Ranks that share the experts; 1 leaves them where tensor parallelism puts them.
+        attention_data: Ranks of attention that each take a part of the requests, within `tensor`.
+        context: Ranks that share one sequence's KV cache, within `tensor`.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    attention_data: int = 1
+    context: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices of one replica: tensor x pipeline, or more if experts are spread wider."""
+        return max(self.tensor * self.pipeline, self.expert)
+
+    @property
+    def attention_tensor(self) -> int:
+        """Ranks that share one sequence's heads."""
+        return self.tensor // self.attention_data
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number formats.
+
+    Attributes:
+        dense: Weights of attention and dense feed-forward layers.
+        experts: Weights of routed experts.
+        activations: What matrix products take as input; their peak is that of the wider of weight and activation.
+        kv: The KV cache.
+        head: Weights of embedding and head.
+    """
+
+    dense: Dtype = Dtype.BF16
+    experts: Dtype = Dtype.BF16
+    activations: Dtype = Dtype.BF16
+    kv: Dtype = Dtype.BF16
+    head: Dtype = Dtype.BF16
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What an engine adds to, or saves on, its kernels. Times in seconds; None takes the accelerator's figure.
+
+    Attributes:
+        step_overhead: Host time of a step.
+        graphs: Whether decode steps are captured as graphs (no launch cost per kernel).
+        launch: Launch cost of a kernel where steps are not captured.
+        kernels_per_layer: Kernels that a layer launches.
+        mixed_penalty: Extra share that a step costs that holds prompts and decoding sequences.
+        prefill_overlap: Largest share of communication that prefill hides behind arithmetic.
+        decode_overlap: The same for decode.
+        allreduce: Algorithm of all-reduce: auto, ring, one_shot, two_shot, hierarchical.
+        alltoall: Algorithm of all-to-all: auto, direct, single_shot, hierarchical.
+        expert_balance: Load of the busiest expert rank over the mean.
+        redundant_experts: Copies of busy experts.
+        routing_skew: Exponent of a Zipf law of expert popularity; 0 for uniform.
+        windowed_decode: Whether decode reads only the window of windowed layers.
+    """
+
+    step_overhead: float | None = None
+    graphs: bool = True
+    launch: float | None = None
+    kernels_per_layer: int = 12
+    mixed_penalty: float = 0.0
+    prefill_overlap: float = 0.0
+    decode_overlap: float = 0.0
+    allreduce: str = "auto"
+    alltoall: str = "auto"
+    expert_balance: float = 1.0
+    redundant_experts: int = 0
+    routing_skew: float = 0.0
+    windowed_decode: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One instance of a pool as the cost model sees it."""
+
+    model: Model
+    accelerator: Accelerator
+    shape: Shape = Shape()
+    precision: Precision = Precision()
+    habits: Habits = Habits()

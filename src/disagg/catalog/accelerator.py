@@ -61,6 +61,7 @@ class Accelerator:
         efficiency: Shares of the peaks that kernels reach, by class and number format of their weights (or KV).
         step_overhead: Seconds that the host and launches add to a step under graph capture.
         launch: Seconds per kernel launch without graph capture.
+        kernel_floor: Seconds that the smallest kernel keeps the device, also under graph capture.
         watts: Board power; None if not known.
     """
 
@@ -76,5 +77,6 @@ class Accelerator:
     efficiency: Mapping[tuple[Kernel, Dtype], Figure]
     step_overhead: Figure | None = None
     launch: Figure | None = None
+    kernel_floor: Figure | None = None
     watts: Figure | None = None
     notes: tuple[str, ...] = field(default=())

@@ -33,9 +33,30 @@ class Shape:
         return max(self.tensor * self.pipeline, self.expert)
 
     @property
+    def stage_devices(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.devices // self.pipeline
+
+    @property
     def attention_tensor(self) -> int:
-        """Ranks that share one sequence's heads."""
+        """Ranks that share one sequence's attention (its heads, and with `context` its cache)."""
         return self.tensor // self.attention_data
+
+    @property
+    def attention_groups(self) -> int:
+        """Groups of a stage that each take a part of the requests: more than `attention_data` where experts are
+        spread over more devices than tensor x pipeline, since these devices compute attention too."""
+        return self.stage_devices // self.attention_tensor
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of one stage that share the experts of a layer."""
+        return min(self.expert, self.stage_devices)
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share one expert."""
+        return self.stage_devices // self.expert_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +83,7 @@ class Habits:
     """What an engine adds to, or saves on, its kernels. Times in seconds; None takes the accelerator's figure.
 
     Attributes:
-        step_overhead: Host time of a step.
+        step_overhead: Host time of a step that the device waits for.
         graphs: Whether decode steps are captured as graphs (no launch cost per kernel).
         launch: Launch cost of a kernel where steps are not captured.
         kernels_per_layer: Kernels that a layer launches.

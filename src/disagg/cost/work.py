@@ -45,12 +45,16 @@ class Estimate:
         seconds: The whole, by point.
         parts: Its parts by name, by point; they add up to the whole. Of communication only what is not hidden.
         memory_bound: Share of the whole that waits for memory rather than for arithmetic, by point.
+        flops: Arithmetic of the busiest device, by point.
+        moved: Bytes through the memory of the busiest device, by point.
         notes: What the estimate rests on: each default or catalogue figure that took part, once.
     """
 
     seconds: Array
     parts: Mapping[str, Array]
     memory_bound: Array
+    flops: Array
+    moved: Array
     notes: tuple[str, ...]
 
 

@@ -1,0 +1,93 @@
+"""One kind of kernel in a step: how much it computes and moves. Counts only; `roofline` turns them into seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg.catalog.accelerator import Kernel
+from disagg.catalog.precision import Dtype
+from disagg.cost.work import Array
+
+ACTIVATION_BYTES = 2.0
+"""Bytes per element of what layers hand to each other: engines keep the residual stream in a 16-bit format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of one kind on the busiest device in one step.
+
+    Attributes:
+        part: Which part of the step it counts as.
+        arithmetic: Its class of kernels as far as FLOP/s go.
+        streaming: Its class of kernels as far as memory goes.
+        dtype: Number format of its weights, or of the KV cache: what the efficiencies are looked up by.
+        operand: The other operand's number format; the wider one sets the peak.
+        calls: Kernels.
+        flops: Arithmetic of all calls.
+        moved: Bytes read and written by all calls.
+        rows: Rows of a matrix product (tokens); None for what is not one.
+        tiles: Columns of a matrix product of which output tiles are made; 0 for what is not one.
+    """
+
+    part: str
+    arithmetic: Kernel
+    streaming: Kernel
+    dtype: Dtype
+    operand: Dtype
+    calls: float
+    flops: Array
+    moved: Array
+    rows: Array | None = None
+    tiles: float = 0.0
+
+
+def product(
+    part: str, rows: Array, shape: tuple[float, float], calls: float, weights: Dtype, activations: Dtype
+) -> list[Operator]:
+    """Matrix products of `rows` tokens with weights of `shape` (inputs, outputs), on one device.
+
+    2 x rows x inputs x outputs FLOPs a call; weights are read once, inputs read and outputs written once. Without
+    rows the weights are not read. Inputs narrower than the stream are cast before: read at its width, written at
+    theirs.
+    """
+    inputs, outputs = shape
+    taken = rows > 0
+    weight_bytes = inputs * outputs * weights.bytes_per_element
+    moved = np.where(taken, weight_bytes, 0.0) + rows * (
+        inputs * activations.bytes_per_element + outputs * ACTIVATION_BYTES
+    )
+    flops = rows * (2.0 * inputs * outputs)
+    whole = Operator(
+        part, Kernel.GEMM, Kernel.WEIGHTS, weights, activations, calls, flops * calls, moved * calls, rows, outputs
+    )
+    return [*cast(rows, inputs, calls, activations), whole]
+
+
+def cast(rows: Array, width: float, calls: float, activations: Dtype) -> list[Operator]:
+    """Conversion of `rows` vectors to the format of a product's inputs; nothing where that is not narrower.
+
+    Engines fuse it with the norm or activation before it: it moves bytes, but is no kernel of its own.
+    """
+    target = activations.bytes_per_element
+    if target >= ACTIVATION_BYTES:
+        return []
+    moved = rows * (width * (ACTIVATION_BYTES + target) * calls)
+    bf16 = Dtype.BF16
+    zero = np.zeros(())
+    return [Operator("casts", Kernel.ELEMENTWISE, Kernel.ELEMENTWISE, bf16, bf16, 0.0, zero, moved)]
+
+
+def stream(part: str, moved: Array, calls: float, flops: Array | float = 0.0) -> Operator:
+    """Kernels without weights that do little with what they read: norms, casts, embedding, sampling."""
+    return Operator(
+        part,
+        Kernel.ELEMENTWISE,
+        Kernel.ELEMENTWISE,
+        Dtype.BF16,
+        Dtype.BF16,
+        calls,
+        np.asarray(flops, dtype=np.float64) * calls,
+        moved * calls,
+    )

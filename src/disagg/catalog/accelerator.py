@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from disagg.catalog.figure import Figure
+from disagg.catalog.figure import Figure, Origin
 from disagg.catalog.precision import Dtype
 
 
@@ -45,6 +45,27 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveCurve:
+    """Measured times of one collective among some devices of a node.
+
+    Attributes:
+        devices: How many take part.
+        sizes: Bytes, ascending: all-reduce the vector that every device has; all-gather and reduce-scatter the
+            whole vector; all-to-all what one device sends to all devices, itself included.
+        seconds: Time of one call at each size. The first is its latency; the last one's size over its time tells
+            the bandwidth that larger ones reach.
+        origin: How firm it is.
+        source: Who measured it, with what.
+    """
+
+    devices: int
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Accelerator:
     """One device.
 
@@ -63,6 +84,10 @@ class Accelerator:
         launch: Seconds per kernel launch without graph capture.
         kernel_floor: Seconds that the smallest kernel keeps the device, also under graph capture.
         watts: Board power; None if not known.
+        collectives: Measured collectives inside a node: all_reduce, all_gather, reduce_scatter and all_to_all of the
+            vendor's library; custom_all_reduce is the engines' own kernel under graph capture, which they use for
+            what it does faster than the library. Empty where nobody measured it.
+        notes: What to know about the figures: sources that differ, what is missing.
     """
 
     name: str
@@ -79,4 +104,5 @@ class Accelerator:
     launch: Figure | None = None
     kernel_floor: Figure | None = None
     watts: Figure | None = None
+    collectives: Mapping[str, tuple[CollectiveCurve, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())

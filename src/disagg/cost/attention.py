@@ -57,11 +57,13 @@ def _scores(attention: SoftmaxAttention, replica: Replica, load: Load, count: fl
     reach = mean_reach(load.before, load.piece, attention.window)
     kept = load.before if attention.window is None else np.minimum(load.before, attention.window)
     read = load.prompts * (kept + load.piece) * kv / shape.context
+    each = load.prompt_tokens * (2.0 * heads * both / shape.context)
     prompt = attention_kernel(
         Kernel.PREFILL_ATTENTION,
         precision,
         count,
-        flops=2.0 * load.prompt_tokens * heads * both * reach / shape.context,
+        flops=each * reach,
+        per_reach=each,
         moved=read + load.prompt_tokens * heads * both * ACTIVATION_BYTES,
     )
     seen = load.context
@@ -77,9 +79,33 @@ def _scores(attention: SoftmaxAttention, replica: Replica, load: Load, count: fl
     return [prompt, decode]
 
 
-def attention_kernel(kernel: Kernel, precision: Precision, count: float, *, flops: Array, moved: Array) -> Operator:
-    """A kernel over the KV cache, of `count` layers."""
+REACH_BESIDE = 400.0
+"""Tokens that a prompt's token could attend to more in the time that its attention takes beside them (queries,
+the first step of the softmax, outputs). From the context attention of five GPUs in ai-dynamo/aiconfigurator 0.12:
+time = floor + 2 b H d s (s + 800) / rate, whereas the arithmetic is 2 b H d s^2."""
+
+
+def attention_kernel(
+    kernel: Kernel, precision: Precision, count: float, *, flops: Array, moved: Array, per_reach: Array | float = 0.0
+) -> Operator:
+    """A kernel over the KV cache, of `count` layers.
+
+    Args:
+        kernel: Of prompts or of decoding; both reach the same share of the peak where they are bound by arithmetic.
+        precision: Formats.
+        count: Layers.
+        flops: Arithmetic of one layer.
+        moved: Bytes of one layer.
+        per_reach: FLOPs for each further token that all the tokens attend to.
+    """
     return Operator(
-        "attention", kernel, Kernel.DECODE_ATTENTION, precision.kv, precision.activations, count, flops * count,
+        "attention",
+        kernel,
+        Kernel.DECODE_ATTENTION,
+        precision.kv,
+        precision.activations,
+        count,
+        flops * count,
         moved * count,
-    )  # fmt: skip
+        wasted=per_reach * (REACH_BESIDE * count),
+    )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
-from disagg.catalog.accelerator import Accelerator, Fabric
+from disagg.catalog.accelerator import Accelerator, CollectiveCurve, Fabric
+from disagg.cost.curves import measured_seconds
 from disagg.cost.work import Array
 from disagg.errors import ConfigError, Problem
+
+ALL_REDUCE_ALGORITHMS = ("auto", "ring", "one_shot", "two_shot", "hierarchical")
+ALL_TO_ALL_ALGORITHMS = ("auto", "direct", "single_shot", "hierarchical")
 
 
 class Collective(StrEnum):
@@ -45,16 +50,16 @@ class Network:
     """How a replica's devices are joined.
 
     Attributes:
-        name: The accelerator, for messages.
         inner: The network inside a node.
         outer: The one between nodes; None if not known.
-        inner_ranks: Devices of a node.
+        inner_ranks: Devices of a node that belong to the replica.
+        curves: Measured collectives inside a node.
     """
 
-    name: str
     inner: Fabric
     outer: Fabric | None
     inner_ranks: int
+    curves: Mapping[str, tuple[CollectiveCurve, ...]] = field(default_factory=dict)
 
 
 def network(accelerator: Accelerator, devices: int) -> Network | None:
@@ -70,12 +75,24 @@ def network(accelerator: Accelerator, devices: int) -> Network | None:
     if inner is None:
         if outer is None:
             raise ConfigError([Problem(where, f"has no link between devices; {devices} devices need one")])
-        return Network(accelerator.name, outer, outer, devices)
+        return Network(outer, None, devices)
     inner_ranks = devices if inner.devices is None else min(devices, inner.devices)
     if inner_ranks < devices and outer is None:
         message = f"joins {inner.devices} devices and has no figure for links between nodes; {devices} are needed"
         raise ConfigError([Problem(where, message)])
-    return Network(accelerator.name, inner, outer, inner_ranks)
+    return Network(inner, outer, inner_ranks, accelerator.collectives)
+
+
+def network_notes(net: Network) -> list[str]:
+    """The figures that communication rests on, as text."""
+    notes = []
+    for name, fabric in (("scale-up", net.inner), ("scale-out", net.outer)):
+        if fabric is not None:
+            notes.append(f"{name} bandwidth: {fabric.bandwidth}")
+            notes.append(f"{name} share that collectives reach: {fabric.efficiency}")
+            notes.append(f"{name} latency: {fabric.latency}")
+    sources = {f"collectives inside a node: {c.origin}: {c.source}" for curves in net.curves.values() for c in curves}
+    return notes + sorted(sources)
 
 
 def seconds(exchange: Exchange, net: Network, *, allreduce: str = "auto", alltoall: str = "auto") -> Array:
@@ -84,25 +101,27 @@ def seconds(exchange: Exchange, net: Network, *, allreduce: str = "auto", alltoa
     Args:
         exchange: What is exchanged.
         net: Over what.
-        allreduce: auto, ring, one_shot, two_shot or hierarchical.
-        alltoall: auto, direct, single_shot or hierarchical.
+        allreduce: One of ALL_REDUCE_ALGORITHMS. `auto` takes the fastest, and measured times where there are any.
+        alltoall: One of ALL_TO_ALL_ALGORITHMS; the same.
 
     Returns:
         Seconds, shape of the sizes. No bytes take no time.
     """
-    if exchange.ranks <= 1:
-        return np.zeros(np.shape(exchange.size))
+    size, ranks = np.asarray(exchange.size, dtype=np.float64), exchange.ranks
+    if ranks <= 1:
+        return np.zeros(size.shape)
     match exchange.kind:
         case Collective.ALL_REDUCE:
-            one = _all_reduce(exchange, net, allreduce)
+            one = _all_reduce(size, ranks, net, allreduce)
         case Collective.ALL_TO_ALL:
-            one = _all_to_all(exchange, net, alltoall)
+            one = _all_to_all(size, ranks, net, alltoall)
         case Collective.SEND:
-            fabric = net.inner if net.inner_ranks >= exchange.ranks or net.outer is None else net.outer
-            one = exchange.size / _bandwidth(fabric) + fabric.latency.value
+            fabric = net.inner if net.outer is None or ranks <= net.inner_ranks else net.outer
+            one = size / _bandwidth(fabric) + fabric.latency.value
         case _:
-            one = _gather(exchange.size, exchange.ranks, net)
-    return np.where(exchange.size > 0, one * exchange.calls, 0.0)
+            one = _gather(size, ranks, net, exchange.kind)
+    taken: Array = np.where(size > 0, one * exchange.calls, 0.0)
+    return taken
 
 
 def _bandwidth(fabric: Fabric) -> float:
@@ -115,68 +134,94 @@ def _levels(net: Network, ranks: int) -> tuple[int, int]:
     return inside, -(-ranks // inside)
 
 
-def _gather(size: Array, ranks: int, net: Network) -> Array:
-    """All-gather or reduce-scatter by a ring: (N - 1) / N of the vector leaves each rank, in N - 1 hops."""
-    inside, nodes = _levels(net, ranks)
-    fabric = net.inner if nodes == 1 or net.outer is None else net.outer
-    # A ring through several nodes is as fast as its slowest link.
-    return size * ((ranks - 1) / ranks) / _bandwidth(fabric) + _hops(net, inside, nodes)
+def _measured(net: Network, name: str, ranks: int, size: Array) -> Array | None:
+    """Measured time, if the group is inside one node and of a size that was measured."""
+    if ranks > net.inner_ranks or name not in net.curves:
+        return None
+    return measured_seconds(net.curves[name], ranks, size)
 
 
-def _hops(net: Network, inside: int, nodes: int) -> float:
-    """Latency of passing once through all ranks of a ring that is pipelined over a tree of switches.
+def _gather(size: Array, ranks: int, net: Network, kind: Collective) -> Array:
+    """All-gather or reduce-scatter: (N - 1) / N of the vector leaves each rank, over the slowest link on the way.
 
-    Inside a node the latency figure is that of one collective step; libraries use about log2(N) of them.
+    Libraries pass small vectors along trees, in log2(N) steps of a hop's latency; a ring's N - 1 steps matter only
+    where the bytes do.
     """
-    outer = net.outer.latency.value if net.outer is not None and nodes > 1 else 0.0
-    return net.inner.latency.value * float(np.log2(max(inside, 2))) + outer * float(np.log2(max(nodes, 1)))
+    taken = _measured(net, kind.value, ranks, size)
+    if taken is not None:
+        return taken
+    inside, nodes = _levels(net, ranks)
+    slowest = net.inner if nodes == 1 or net.outer is None else net.outer
+    return size * ((ranks - 1) / ranks) / _bandwidth(slowest) + _steps(net, inside, nodes)
 
 
-def _all_reduce(exchange: Exchange, net: Network, algorithm: str) -> Array:
-    inside, nodes = _levels(net, exchange.ranks)
-    size, ranks = exchange.size, exchange.ranks
-    hop = net.inner.latency.value
-    wire = _bandwidth(net.inner if nodes == 1 or net.outer is None else net.outer)
-    costs = {
-        "ring": 2.0 * _gather(size, ranks, net),
-        "one_shot": size * (ranks - 1) / wire + _hops(net, inside, nodes) / max(np.log2(inside), 1.0),
-        "two_shot": 2.0
-        * (size * ((ranks - 1) / ranks) / wire + _hops(net, inside, nodes) / max(np.log2(inside), 1.0)),
-    }
+def _steps(net: Network, inside: int, nodes: int) -> float:
+    """Latency of log2(N) hops at each level."""
+    latency = net.inner.latency.value * float(np.log2(max(inside, 1)))
     if nodes > 1 and net.outer is not None:
-        across = 2.0 * (size / inside * ((nodes - 1) / nodes) / _bandwidth(net.outer) + net.outer.latency.value)
-        within = 2.0 * (size * ((inside - 1) / inside) / _bandwidth(net.inner) + hop)
-        costs["hierarchical"] = within + across
+        latency += net.outer.latency.value * float(np.log2(nodes))
+    return latency
+
+
+def _all_reduce(size: Array, ranks: int, net: Network, algorithm: str) -> Array:
+    """The ring sends 2 (N - 1) / N of the vector; one-shot reads all N - 1 others in a single hop; two-shot is a
+    reduce-scatter and an all-gather of one hop each; the hierarchical one crosses nodes with 1 / ranks per node."""
+    inside, nodes = _levels(net, ranks)
+    crossing = nodes > 1 and net.outer is not None
+    slowest = net.outer if crossing and net.outer is not None else net.inner
+    wire, hop = _bandwidth(slowest), slowest.latency.value
+    part = size * ((ranks - 1) / ranks) / wire
+    costs = {
+        "ring": 2.0 * (part + _steps(net, inside, nodes)),
+        "one_shot": size * (ranks - 1) / wire + hop,
+        "two_shot": 2.0 * (part + hop),
+    }
+    if crossing and net.outer is not None:
+        halves = (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+        within = sum((_gather(size, inside, net, half) for half in halves), np.zeros(()))
+        between = size / inside * ((nodes - 1) / nodes) / wire + net.outer.latency.value * float(np.log2(nodes))
+        costs["hierarchical"] = within + 2.0 * between
+    if algorithm == "auto":
+        found = [_measured(net, name, ranks, size) for name in ("all_reduce", "custom_all_reduce")]
+        known = [time for time in found if time is not None]
+        if known:
+            return _least(known)
     return _chosen(costs, algorithm, "hierarchical", "ring")
 
 
-def _all_to_all(exchange: Exchange, net: Network, algorithm: str) -> Array:
-    inside, nodes = _levels(net, exchange.ranks)
-    ranks, size = exchange.ranks, exchange.size
-    stays = size * ((inside - 1) / ranks) / _bandwidth(net.inner)
-    if nodes == 1 or net.outer is None:
-        hop = net.inner.latency.value
-        costs = {"direct": stays + hop * float(np.log2(ranks)), "single_shot": stays + hop}
-        return _chosen(costs, algorithm, "hierarchical", "direct")
-    leaves = size * ((ranks - inside) / ranks) / _bandwidth(net.outer)
-    far = net.outer.latency.value
+def _all_to_all(size: Array, ranks: int, net: Network, algorithm: str) -> Array:
+    """Each rank keeps 1 / N of what it sends. `direct` opens one exchange per peer, `single_shot` all at once;
+    `hierarchical` crosses nodes to the peer of the same position first, which spreads it inside its node."""
+    inside, nodes = _levels(net, ranks)
+    inner, outer = net.inner, net.outer
+    if nodes == 1 or outer is None:
+        taken = _measured(net, Collective.ALL_TO_ALL.value, ranks, size) if algorithm == "auto" else None
+        if taken is not None:
+            return taken
+        part, hop = size * ((ranks - 1) / ranks) / _bandwidth(inner), inner.latency.value
+        near = {"direct": part + hop * float(np.log2(ranks)), "single_shot": part + hop}
+        return _chosen(near, algorithm, "hierarchical", "direct")
+    stays = size * ((inside - 1) / ranks) / _bandwidth(inner)
+    leaves = size * ((ranks - inside) / ranks) / _bandwidth(outer)
+    far = outer.latency.value
+    spread = size * ((inside - 1) / inside) / _bandwidth(inner) + inner.latency.value
     costs = {
-        "direct": np.maximum(stays, leaves) + far * nodes,
+        "direct": np.maximum(stays, leaves) + far * float(np.log2(ranks)),
         "single_shot": np.maximum(stays, leaves) + far,
-        # What leaves goes to the peer of the same position first and is spread inside the other node.
-        "hierarchical": leaves
-        + size * ((inside - 1) / inside) / _bandwidth(net.inner)
-        + far
-        + net.inner.latency.value,
+        "hierarchical": leaves + far + spread,
     }
     return _chosen(costs, algorithm, "hierarchical", "direct")
 
 
-def _chosen(costs: dict[str, Array], algorithm: str, optional: str, otherwise: str) -> Array:
-    """The named algorithm's time, or the least; what needs several nodes falls back where there is one."""
-    if algorithm != "auto":
-        return costs[otherwise if algorithm == optional and optional not in costs else algorithm]
-    least = np.asarray(np.inf)
-    for cost in costs.values():
-        least = np.minimum(least, cost)
+def _chosen(costs: Mapping[str, Array], algorithm: str, optional: str, otherwise: str) -> Array:
+    """The named algorithm's time, or the least; the one that needs several nodes is replaced where there is one."""
+    if algorithm == "auto":
+        return _least(list(costs.values()))
+    return costs[otherwise if algorithm == optional and optional not in costs else algorithm]
+
+
+def _least(times: list[Array]) -> Array:
+    least = times[0]
+    for time in times[1:]:
+        least = np.minimum(least, time)
     return least

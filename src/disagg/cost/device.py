@@ -45,15 +45,15 @@ DEFAULT_EFFICIENCY: dict[Kernel, Figure] = {
     Kernel.WEIGHTS: Figure(0.81, Origin.DEFAULT, f"BF16 weights of few tokens, {_TABLES}"),
     Kernel.PREFILL_ATTENTION: Figure(0.45, Origin.DEFAULT, f"causal BF16 attention, {_TABLES}"),
     Kernel.DECODE_ATTENTION: Figure(0.79, Origin.DEFAULT, f"KV reads in BF16, {_TABLES}"),
-    Kernel.GROUPED_GEMM: Figure(0.55, Origin.DEFAULT, "upper range of the FP8 grouped products of alibaba/InferSim"),
-    Kernel.ELEMENTWISE: Figure(0.70, Origin.DEFAULT, "loose bound of published projectors for memory-bound kernels"),
+    Kernel.GROUPED_GEMM: Figure(0.63, Origin.DEFAULT, "large FP8 products on H800, alibaba/InferSim's tables"),
+    Kernel.ELEMENTWISE: Figure(0.57, Origin.DEFAULT, "activation functions on H100 in microsoft/vidur's profile"),
 }
 """Shares of the peaks that stand in where an accelerator has no figure of a class."""
 
 DEFAULT_KERNEL_FLOOR = Figure(
     2.0e-6,
     Origin.DEFAULT,
-    "smallest products take 1.7 to 2.9 us in the kernel tables of ai-dynamo/aiconfigurator 0.12",
+    "smallest products take 1.7 to 2.7 us in the kernel tables of ai-dynamo/aiconfigurator 0.12",
 )
 """Seconds that the smallest kernel keeps a device."""
 
@@ -88,10 +88,14 @@ class Device:
         """
         key = (kernel, dtype, operand)
         if key not in self._rates:
-            computed = self._computed_in(dtype if dtype.bytes_per_element >= operand.bytes_per_element else operand)
-            peak = self._noted(f"peak {computed}", self._accelerator.peak[computed])
-            self._rates[key] = peak * self._efficiency(kernel, computed)
+            computed = self._computed_in(dtype, operand)
+            self._rates[key] = self.peak(dtype, operand) * self._efficiency(kernel, computed)
         return self._rates[key]
+
+    def peak(self, dtype: Dtype, operand: Dtype) -> float:
+        """FLOP/s of the device for two operands; see `rate`."""
+        computed = self._computed_in(dtype, operand)
+        return self._noted(f"peak {computed}", self._accelerator.peak[computed])
 
     def stream(self, kernel: Kernel, dtype: Dtype) -> float:
         """Bytes/s of device memory that kernels of a class reach: bandwidth x efficiency."""
@@ -101,7 +105,8 @@ class Device:
             self._streams[key] = bandwidth * self._efficiency(kernel, dtype)
         return self._streams[key]
 
-    def _computed_in(self, dtype: Dtype) -> Dtype:
+    def _computed_in(self, first: Dtype, second: Dtype) -> Dtype:
+        dtype = first if first.bytes_per_element >= second.bytes_per_element else second
         for candidate in (dtype, *_COMPUTED_AS[dtype]):
             if candidate in self._accelerator.peak:
                 if candidate is not dtype:

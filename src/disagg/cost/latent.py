@@ -62,11 +62,13 @@ def _scores(attention: LatentAttention, replica: Replica, load: Load, count: flo
     latent = (rank + rope) * precision.kv.bytes_per_element
     reach, seen = _seen(attention, load)
     wide = attention.nope_dim + rope + attention.value_dim
+    each = load.prompt_tokens * (2.0 * heads * wide / shape.context)
     prompt = attention_kernel(
         Kernel.PREFILL_ATTENTION,
         precision,
         count,
-        flops=2.0 * load.prompt_tokens * heads * wide * reach / shape.context,
+        flops=each * reach,
+        per_reach=each,
         moved=load.prompts * (load.before + load.piece) * latent / shape.context
         + load.prompt_tokens * heads * wide * ACTIVATION_BYTES,
     )

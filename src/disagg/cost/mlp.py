@@ -10,10 +10,14 @@ from disagg.catalog.accelerator import Kernel
 from disagg.catalog.model import DenseMlp, MoeMlp
 from disagg.catalog.precision import Dtype
 from disagg.cost.experts import distinct_experts
-from disagg.cost.load import Load, ratio
+from disagg.cost.load import Load
 from disagg.cost.operator import ACTIVATION_BYTES, Operator, cast, product, stream
 from disagg.cost.plan import Replica
 from disagg.cost.work import Array
+
+PADDED_ROWS = 64.0
+"""Rows that an expert's product computes beyond its tokens: half of a tile of 128, the larger ones of such kernels.
+It reproduces the grouped products of alibaba/InferSim's tables for H20 and H800."""
 
 
 def dense_operators(mlp: DenseMlp, replica: Replica, load: Load, count: float) -> list[Operator]:
@@ -67,7 +71,6 @@ def _routed(mlp: MoeMlp, replica: Replica, load: Load, count: float) -> list[Ope
     )
     rows = load.stage_tokens * mlp.active / ranks * (balance if ranks > 1 else 1.0)
     into = (2 if mlp.gated else 1) * width
-    per_expert = ratio(rows, reached)
     activations = precision.activations.bytes_per_element
 
     def grouped(inputs: float, outputs: float) -> Operator:
@@ -82,8 +85,8 @@ def _routed(mlp: MoeMlp, replica: Replica, load: Load, count: float) -> list[Ope
             count,
             rows * (2.0 * inputs * outputs) * count,
             moved * count,
-            per_expert,
-            outputs,
+            wasted=reached * (PADDED_ROWS * 2.0 * inputs * outputs * count),
+            depth=inputs,
         )
 
     acted = stream("experts", rows * (into + width) * ACTIVATION_BYTES, count)

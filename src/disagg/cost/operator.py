@@ -27,8 +27,9 @@ class Operator:
         calls: Kernels.
         flops: Arithmetic of all calls.
         moved: Bytes read and written by all calls.
-        rows: Rows of a matrix product (tokens); None for what is not one.
-        tiles: Columns of a matrix product of which output tiles are made; 0 for what is not one.
+        wasted: Arithmetic that is done but not asked for, and that grows with the work: rows that fill up tiles,
+            what a token's attention costs whatever it looks back on. In FLOPs, all calls.
+        depth: Inner width of a matrix product, along which one output tile is summed up step by step; 0 for others.
     """
 
     part: str
@@ -39,8 +40,8 @@ class Operator:
     calls: float
     flops: Array
     moved: Array
-    rows: Array | None = None
-    tiles: float = 0.0
+    wasted: Array | float = 0.0
+    depth: float = 0.0
 
 
 def product(
@@ -60,7 +61,7 @@ def product(
     )
     flops = rows * (2.0 * inputs * outputs)
     whole = Operator(
-        part, Kernel.GEMM, Kernel.WEIGHTS, weights, activations, calls, flops * calls, moved * calls, rows, outputs
+        part, Kernel.GEMM, Kernel.WEIGHTS, weights, activations, calls, flops * calls, moved * calls, depth=inputs
     )
     return [*cast(rows, inputs, calls, activations), whole]
 
@@ -68,7 +69,7 @@ def product(
 def cast(rows: Array, width: float, calls: float, activations: Dtype) -> list[Operator]:
     """Conversion of `rows` vectors to the format of a product's inputs; nothing where that is not narrower.
 
-    Engines fuse it with the norm or activation before it: it moves bytes, but is no kernel of its own.
+    In kernel tables, products of 8-bit inputs take longer than those of 16-bit ones by just such a kernel.
     """
     target = activations.bytes_per_element
     if target >= ACTIVATION_BYTES:
@@ -76,7 +77,7 @@ def cast(rows: Array, width: float, calls: float, activations: Dtype) -> list[Op
     moved = rows * (width * (ACTIVATION_BYTES + target) * calls)
     bf16 = Dtype.BF16
     zero = np.zeros(())
-    return [Operator("casts", Kernel.ELEMENTWISE, Kernel.ELEMENTWISE, bf16, bf16, 0.0, zero, moved)]
+    return [Operator("casts", Kernel.ELEMENTWISE, Kernel.ELEMENTWISE, bf16, bf16, calls, zero, moved)]
 
 
 def stream(part: str, moved: Array, calls: float, flops: Array | float = 0.0) -> Operator:

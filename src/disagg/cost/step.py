@@ -7,9 +7,10 @@ import numpy as np
 from disagg.catalog.figure import Figure, Origin
 from disagg.catalog.model import Block, DenseMlp, LatentAttention, LinearAttention, MoeMlp, SoftmaxAttention
 from disagg.cost.attention import softmax_operators
-from disagg.cost.collectives import Exchange, network, seconds
+from disagg.cost.collectives import Exchange, network, network_notes, seconds
 from disagg.cost.device import Device
 from disagg.cost.ends import embedding_operators, head_operators, norm_operators
+from disagg.cost.host import DEFAULT_LAUNCH, DEFAULT_STEP_OVERHEAD
 from disagg.cost.latent import latent_operators
 from disagg.cost.linear import linear_operators
 from disagg.cost.load import Load, load, ratio
@@ -19,9 +20,6 @@ from disagg.cost.plan import Replica
 from disagg.cost.roofline import timed
 from disagg.cost.traffic import block_traffic, end_traffic
 from disagg.cost.work import Array, Estimate, Work
-
-DEFAULT_STEP_OVERHEAD = Figure(1.5e-3, Origin.DEFAULT, "lower end of published host times per step of vLLM")
-"""Seconds that the device waits for its host in a step, where neither engine nor accelerator says otherwise."""
 
 EXTRA_LAUNCHES = 6
 """Kernels of a step that belong to no layer: embedding, last norm, head, sampling."""
@@ -55,7 +53,13 @@ class StepModel:
         self.replica = replica
         self._device = Device(replica.accelerator)
         self._network = network(replica.accelerator, replica.shape.devices)
-        self._overhead = self._step_overhead()
+        habits = replica.habits
+        self._overhead = self._habit(
+            "host time of a step", habits.step_overhead, replica.accelerator.step_overhead, DEFAULT_STEP_OVERHEAD
+        )
+        self._launching = 0.0 if habits.graphs else self._launches()
+        if self._network is not None:
+            self._device.notes.update(dict.fromkeys(network_notes(self._network)))
 
     def price(self, work: Work) -> Estimate:
         """Price one step; see `price`."""
@@ -108,27 +112,24 @@ class StepModel:
         fill = self._fill(at)
         parts.update({name: part * fill for name, part in parts.items()})
         busy = sum(parts.values(), np.zeros(()))
-        if not habits.graphs:
-            parts["launch"] = np.maximum(self._launches() - busy, 0.0)
+        if self._launching:
+            parts["launch"] = np.where(at.tokens > 0, np.maximum(self._launching - busy, 0.0), 0.0)
         if habits.mixed_penalty:
             mixed = (work.prompt_tokens > 0) & (work.sequences > 0)
             parts["mixed"] = np.where(mixed, habits.mixed_penalty * busy, 0.0)
         parts["host"] = np.where(at.tokens > 0, self._overhead, 0.0)
 
     def _launches(self) -> float:
-        habits, figure = self.replica.habits, self.replica.accelerator.launch
-        each = habits.launch if habits.launch is not None else None
-        if each is None:
-            each = figure.value if figure is not None else 0.0
-        return (self.replica.model.layers * habits.kernels_per_layer + EXTRA_LAUNCHES) * each
+        """Seconds that launching the kernels of a step one by one takes the host."""
+        habits, layers = self.replica.habits, self.replica.model.layers
+        each = self._habit("launch of a kernel", habits.launch, self.replica.accelerator.launch, DEFAULT_LAUNCH)
+        return (layers * habits.kernels_per_layer + EXTRA_LAUNCHES) * each
 
-    def _step_overhead(self) -> float:
-        habits = self.replica.habits
-        if habits.step_overhead is not None:
-            return habits.step_overhead
-        figure = self.replica.accelerator.step_overhead or DEFAULT_STEP_OVERHEAD
-        self._device.notes.setdefault(f"step overhead: {figure}")
-        return figure.value
+    def _habit(self, name: str, given: float | None, figure: Figure | None, default: Figure) -> float:
+        """What the user gave, else the accelerator's figure, else the default; noted."""
+        taken = Figure(given, Origin.USER, "given") if given is not None else figure or default
+        self._device.notes.setdefault(f"{name}: {taken}")
+        return taken.value
 
 
 def step_operators(replica: Replica, at: Load) -> list[Operator]:

@@ -41,12 +41,14 @@ def block_traffic(block: Block, replica: Replica, load: Load) -> list[Exchange]:
 
 
 def _expert_traffic(mlp: MoeMlp, replica: Replica, load: Load, count: float) -> list[Exchange]:
-    """Each token goes to its `active` experts in the format of their inputs, and comes back in 16 bits.
+    """Each token goes to the ranks of its experts in the format of their inputs, and comes back in 16 bits.
 
-    Ranks that share attention hold the same tokens and send a part of them each.
+    It goes once to each rank, whatever the number of its experts there: to N (1 - (1 - 1 / N)^k) of N ranks on
+    average. Ranks that share attention hold the same tokens and send a part of them each.
     """
     shape = replica.shape
-    share = load.tokens / shape.attention_tensor * mlp.active * replica.model.hidden
+    copies = shape.expert_ranks * (1.0 - (1.0 - 1.0 / shape.expert_ranks) ** mlp.active)
+    share = load.tokens / shape.attention_tensor * copies * replica.model.hidden
     sent = replica.precision.activations.bytes_per_element
     both = [Exchange(Collective.ALL_TO_ALL, shape.expert_ranks, count, share * each) for each in (sent, 2.0)]
     if shape.attention_tensor > 1:

@@ -195,6 +195,7 @@ class Model:
         dense_dtype: Number format of attention and dense weights where it differs from `dtype`.
         vision: The vision encoder, if it has one.
         draft_layers: Layers of multi-token prediction that are published with it.
+        notes: Where this description is simpler than the model.
     """
 
     name: str
@@ -208,6 +209,7 @@ class Model:
     dense_dtype: Dtype | None = None
     vision: VisionEncoder | None = None
     draft_layers: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:

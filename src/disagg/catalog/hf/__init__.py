@@ -1,0 +1,1 @@
+"""What the fields of a Hugging Face `config.json` mean, by family of models."""

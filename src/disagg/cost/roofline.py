@@ -21,7 +21,7 @@ import numpy as np
 from disagg.catalog.accelerator import Kernel
 from disagg.cost.device import Device
 from disagg.cost.operator import Operator
-from disagg.cost.work import Array
+from disagg.cost.work import Array, Estimate
 
 SMOOTHNESS = 4.0
 """p of the norm that joins arithmetic and memory time: where both are equal, it is 2^(1/4) = 1.19 of each."""
@@ -78,3 +78,30 @@ def _rate(operator: Operator, device: Device) -> float:
         return device.rate(operator.arithmetic, operator.dtype, operator.operand)
     rate = device.rate(Kernel.PREFILL_ATTENTION, operator.dtype, operator.operand)
     return min(rate * LONG_PROMPTS, device.peak(operator.dtype, operator.operand))
+
+
+def estimate(operators: list[Operator], device: Device) -> Estimate:
+    """Operators one after another on one device, and nothing else."""
+    times = [timed(operator, device) for operator in operators]
+    points = np.broadcast_shapes(*(time.seconds.shape for time in times))
+    parts: dict[str, Array] = {}
+    for operator, time in zip(operators, times, strict=True):
+        parts[operator.part] = parts.get(operator.part, np.zeros(points)) + time.seconds
+    whole = total(list(parts.values()), points)
+    waiting = total([time.waiting for time in times], points)
+    return Estimate(
+        seconds=whole,
+        parts=parts,
+        memory_bound=waiting / np.where(whole > 0, whole, 1.0),
+        flops=total([operator.flops for operator in operators], points),
+        moved=total([operator.moved for operator in operators], points),
+        notes=tuple(device.notes),
+    )
+
+
+def total(arrays: list[Array], points: tuple[int, ...]) -> Array:
+    """Sum of arrays that broadcast to a shape."""
+    whole = np.zeros(points)
+    for array in arrays:
+        whole = whole + array
+    return whole

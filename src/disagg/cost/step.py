@@ -17,7 +17,7 @@ from disagg.cost.load import Load, load, ratio
 from disagg.cost.mlp import dense_operators, moe_operators
 from disagg.cost.operator import Operator
 from disagg.cost.plan import Replica
-from disagg.cost.roofline import timed
+from disagg.cost.roofline import timed, total
 from disagg.cost.traffic import block_traffic, end_traffic
 from disagg.cost.work import Array, Estimate, Work
 
@@ -73,22 +73,37 @@ class StepModel:
             time = timed(operator, self._device)
             parts[operator.part] = parts.get(operator.part, 0.0) + time.seconds
             waiting = waiting + time.waiting
-        computing = np.sum(np.stack([np.broadcast_to(t, points) for t in parts.values()]), axis=0)
+        computing = total(list(parts.values()), points)
         self._add_communication(parts, exchanges, computing, at)
         self._add_host(parts, work, at)
         whole = np.zeros(points)
         for name, part in parts.items():
             parts[name] = np.broadcast_to(part, points)
             whole = whole + part
-        share = ratio(waiting * self._fill(at), whole)
-        flops = np.sum(np.stack([np.broadcast_to(o.flops, points) for o in operators]), axis=0)
-        moved = np.sum(np.stack([np.broadcast_to(o.moved, points) for o in operators]), axis=0)
-        return Estimate(whole, parts, share, flops, moved, tuple(self._device.notes))
+        per_device = self._work_share(at)
+        return Estimate(
+            seconds=whole,
+            parts=parts,
+            memory_bound=ratio(waiting * self._fill(at), whole),
+            flops=total([operator.flops for operator in operators], points) * per_device,
+            moved=total([operator.moved for operator in operators], points) * per_device,
+            notes=tuple(self._device.notes),
+        )
 
     def _fill(self, at: Load) -> Array | float:
         """By how much a pipeline's step is longer than one micro-batch: (m + stages - 1) / stages for m of them."""
         stages = self.replica.shape.pipeline
         return (at.batches + stages - 1) / stages
+
+    def _work_share(self, at: Load) -> Array | float:
+        """Part of a micro-batch's work over all layers that one device does in a step.
+
+        A stage has 1 / stages of the layers. It sees as many micro-batches of sequences as there are stages, and
+        each prompt once.
+        """
+        stages = self.replica.shape.pipeline
+        passes: Array = np.where(at.sequences > 0, np.maximum(at.batches, stages), at.batches) / stages
+        return passes
 
     def _add_communication(
         self, parts: dict[str, Array], exchanges: list[Exchange], computing: Array, at: Load

@@ -43,14 +43,16 @@ def block_traffic(block: Block, replica: Replica, load: Load) -> list[Exchange]:
 def _expert_traffic(mlp: MoeMlp, replica: Replica, load: Load, count: float) -> list[Exchange]:
     """Each token goes to the ranks of its experts in the format of their inputs, and comes back in 16 bits.
 
-    It goes once to each rank, whatever the number of its experts there: to N (1 - (1 - 1 / N)^k) of N ranks on
-    average. Ranks that share attention hold the same tokens and send a part of them each.
+    It goes once to each group of ranks that holds experts, however many of its experts are there: to
+    N (1 - (1 - 1 / N)^k) of N groups on average; and to every rank of a group that shares them. Ranks that share
+    attention hold the same tokens and send a part of them each.
     """
     shape = replica.shape
-    copies = shape.expert_ranks * (1.0 - (1.0 - 1.0 / shape.expert_ranks) ** mlp.active)
+    groups = shape.expert_ranks
+    copies = groups * (1.0 - (1.0 - 1.0 / groups) ** mlp.active) * shape.expert_tensor
     share = load.tokens / shape.attention_tensor * copies * replica.model.hidden
     sent = replica.precision.activations.bytes_per_element
-    both = [Exchange(Collective.ALL_TO_ALL, shape.expert_ranks, count, share * each) for each in (sent, 2.0)]
+    both = [Exchange(Collective.ALL_TO_ALL, shape.stage_devices, count, share * each) for each in (sent, 2.0)]
     if shape.attention_tensor > 1:
         vector = load.tokens * replica.model.hidden * ACTIVATION_BYTES
         both.append(Exchange(Collective.ALL_GATHER, shape.attention_tensor, count, vector))

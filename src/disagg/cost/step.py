@@ -108,7 +108,10 @@ class StepModel:
     def _add_communication(
         self, parts: dict[str, Array], exchanges: list[Exchange], computing: Array, at: Load
     ) -> None:
-        """Add what arithmetic does not hide: all but min(ceiling, computing / communicating) of it."""
+        """Add what arithmetic does not hide: all but min(ceiling, computing / communicating) of it.
+
+        The ceiling of a mixed step lies between those of its phases, by their shares of the tokens.
+        """
         if self._network is None:
             return
         habits = self.replica.habits
@@ -117,7 +120,8 @@ class StepModel:
             time = seconds(exchange, self._network, allreduce=habits.allreduce, alltoall=habits.alltoall)
             kinds[exchange.kind.value] = kinds.get(exchange.kind.value, 0.0) + time
         whole = sum(kinds.values(), np.zeros(()))
-        ceiling = np.where(at.prompt_tokens > 0, habits.prefill_overlap, habits.decode_overlap)
+        prompts = ratio(at.prompt_tokens, at.tokens)
+        ceiling = habits.prefill_overlap * prompts + habits.decode_overlap * (1.0 - prompts)
         exposed = 1.0 - np.minimum(ceiling, ratio(computing, whole))
         parts.update({kind: time * exposed for kind, time in kinds.items()})
 

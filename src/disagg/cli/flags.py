@@ -98,6 +98,7 @@ def build_topology(
     auto: Platform = Platform.CPU,
     check: EngineCheck | None = None,
     command_flags: Sequence[CommandFlag] = (),
+    sizing: bool = False,
 ) -> LoadedTopology:
     """Read a topology from flags, a file, or both.
 
@@ -108,6 +109,7 @@ def build_topology(
         auto: The platform that `auto` stands for on this machine.
         check: What the engine adds to the checks; it is given the topology with its platform resolved.
         command_flags: The command's own flags, so that a slip in one of them can be told.
+        sizing: Whether the command takes the flags of workload and projection.
 
     Raises:
         ConfigError: With everything that is wrong with the flags, the file and how they fit together.
@@ -123,6 +125,7 @@ def build_topology(
         flag_tables.get(_platform(argv, document, auto)),
         allow_unknown=_allows_unknown(argv, document),
         others=tuple(flag.name.lstrip("-") for flag in command_flags),
+        sizing=sizing,
     )
     scan.run(argv)
     if problems:
@@ -157,8 +160,10 @@ def _last_value(argv: Sequence[str], name: str) -> str | None:
     return found
 
 
-def add_topology_flags(parser: argparse.ArgumentParser) -> None:
+def add_topology_flags(parser: argparse.ArgumentParser, *, sizing: bool = False) -> None:
     """Document all topology flags in a parser's help, grouped, with examples below.
+
+    Those of workload and projection are left out unless the command sizes a deployment.
 
     The four pools have the same flags; those of prefill are listed, the others are named in the group's heading.
     """
@@ -168,6 +173,8 @@ def add_topology_flags(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, argparse._ArgumentGroup] = {}
     shorts = {long: short for short, long in SHORT_FLAGS.items()}
     for flag in flag_table():
+        if flag.sizing and not sizing:
+            continue
         stage = flag.field.path.partition(".")[0] if not flag.spread else ""
         if stage in {s.value for s in Stage} - {Stage.PREFILL.value}:
             continue

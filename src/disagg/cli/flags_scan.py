@@ -51,6 +51,7 @@ class FlagScan:
         table: Flags of the engine that will run; None if no engine is known.
         allow_unknown: Whether flags that neither side knows are passed to the engine.
         others: Flags of the command itself, without dashes, which may have been meant.
+        sizing: Whether the command sizes a deployment, so that flags of workload and projection mean something.
         own: The flags of the file's fields, by name.
         settings: What the flags set.
         errors: What is wrong with them.
@@ -61,6 +62,7 @@ class FlagScan:
     table: FlagTable | None
     allow_unknown: bool = False
     others: tuple[str, ...] = ()
+    sizing: bool = False
     own: Mapping[str, FlagDef] = field(default_factory=flags_by_name)
     settings: list[Setting] = field(default_factory=list)
     errors: list[Problem] = field(default_factory=list)
@@ -112,6 +114,10 @@ class FlagScan:
             self._engine(word)
 
     def _own(self, word: Word, flag: FlagDef) -> None:
+        if flag.sizing and not self.sizing:
+            self._values(word, many=flag.many)
+            self._error(word, "is for `disagg project`; a file may hold it for every command")
+            return
         if flag.field.kind is Kind.BOOL:
             self._bool(word, flag.path, positive=True)
             return

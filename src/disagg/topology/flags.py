@@ -33,7 +33,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "link.handoff_port": ("kv-handoff-port", "kv-handOff-port", "handoff-port"),
     "link.handoff_store_mb": ("handoff-store-mb",),
     "link.handoff_store_entries": ("handoff-store-entries",),
+    "block_size": ("block-size", "kv-block-size"),
+    "max_seq_len_to_capture": ("max-seq-len-to-capture", "chunked-prefill-size"),
+    "projection.anchors": ("anchors", "load-benchmark"),
+    "projection.prefill_anchors": ("prefill-anchors", "prefill-benchmark"),
+    "projection.decode_anchors": ("decode-anchors", "decode-benchmark"),
 }
+SIZING_SECTIONS = ("workload", "projection")
+"""Sections that say nothing about a running deployment; only commands that size one take their flags."""
+_PLAIN_SECTIONS = ("", "router", *SIZING_SECTIONS)
 _SPREAD: Mapping[str, tuple[Stage, ...]] = {
     **{name: tuple(Stage) for name in _POOL_NAMES if name.startswith("parallel.")},
     "speculative_config": (Stage.DECODE, Stage.COLOCATED),
@@ -71,6 +79,11 @@ class FlagDef:
     path: tuple[str, ...]
     group: str
     spread: tuple[Stage, ...] = ()
+
+    @property
+    def sizing(self) -> bool:
+        """Whether it is for commands that size a deployment, and not for one that runs it."""
+        return self.field.path.partition(".")[0] in SIZING_SECTIONS
 
     @property
     def many(self) -> bool:
@@ -154,8 +167,9 @@ def _names(field: SpecField) -> tuple[str, ...]:
         return _NAMES[field.path]
     section, _, tail = field.path.rpartition(".")
     plain = tail.replace("_", "-")
-    # The router has no name in front: it is what a user talks to, and its fields are told apart by what they say.
-    return (plain,) if section in ("", "router") else (f"{section.replace('_', '-')}-{plain}",)
+    # The router has no name in front: it is what a user talks to, and its fields are told apart by what they say. Nor
+    # have the sections of a projection, whose flags users know without.
+    return (plain,) if section in _PLAIN_SECTIONS else (f"{section.replace('_', '-')}-{plain}",)
 
 
 def _group(field: SpecField) -> str:
@@ -165,7 +179,7 @@ def _group(field: SpecField) -> str:
     if stage is not None:
         return f"{stage} pool"
     section = field.path.partition(".")[0]
-    groups = {"link": "KV transfer", "kv_store": "KV store", "router": "router"}
+    groups = {"link": "KV transfer", "kv_store": "KV store", "router": "router", "workload": "workload", "projection": "projection"}
     if section in groups:
         return groups[section]
     shared = {f.name for f in spec_fields().values() if pool_stage(f.path)}

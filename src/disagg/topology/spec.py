@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from disagg.topology import forms
+from disagg.topology.projection_spec import Projection
 from disagg.topology.router_spec import Router
 from disagg.topology.values import (
     Count,
@@ -33,6 +34,7 @@ from disagg.topology.values import (
     SpeculativeConfig,
     Tokens,
 )
+from disagg.topology.workload_spec import Workload
 
 
 class Stage(StrEnum):
@@ -174,6 +176,10 @@ class Topology(Spec):
     """KV cache shared by the fleet."""
     router: Router = Router()
     """The endpoint in front of the pools."""
+    workload: Workload = Workload()
+    """What is asked of the deployment, for projection, simulation and benchmarks; serving ignores it."""
+    projection: Projection = Projection()
+    """Devices and cost model of a projection; serving ignores it."""
     max_num_seqs: Count | None = None
     """Batch of every stage that does not set its own."""
     max_num_batched_tokens: Tokens | None = None

@@ -23,13 +23,17 @@ def test_every_entry_has_the_published_parameters(entry: ModelEntry) -> None:
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.active], ids=lambda entry: entry.name)
 def test_every_mixture_has_the_published_active_parameters(entry: ModelEntry) -> None:
-    """Active parameters are the published ones within 6 %, with or without the embedding: publishers differ."""
+    """Active parameters are the published ones, within 6 % or half of the last published digit.
+
+    Publishers count them with and without the embedding, and some without the head.
+    """
     assert entry.active is not None
     model = entry.model()
     counted = count_parameters(model)
-    embedding = 0 if model.tied else counted.parts["embedding"]
-    ratios = [value / entry.active for value in (counted.active, counted.active + embedding)]
-    assert min(abs(ratio - 1) for ratio in ratios) < 0.06
+    table = counted.parts["embedding"]
+    ways = [counted.active, counted.active - table, counted.active + (0 if model.tied else table)]
+    digit = 0.5e9 if entry.active % 1e9 == 0 else 0.05e9
+    assert min(abs(way - entry.active) for way in ways) < max(0.06 * entry.active, digit)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -57,7 +57,7 @@ def _families() -> Mapping[str, Family]:
         plain,
     )
     add(
-        "granitemoeshared minimax_m2 hunyuan_v1_moe dots1 llama4_text llama4 step3p7 bailing_moe",
+        "granitemoeshared minimax_m2 hunyuan_v1_moe dots1 llama4_text llama4",
         standard_layers,
         plain,
     )
@@ -71,7 +71,7 @@ def _families() -> Mapping[str, Family]:
     add("starcoder2", standard_layers, Habits(gated=False, tied=True))
     add("nemotron arcee", standard_layers, Habits(gated=False))
     add(
-        "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite longcat minicpm3",
+        "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite",
         latent_layers,
         plain,
     )

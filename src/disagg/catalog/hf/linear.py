@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from disagg.catalog.hf.feed_forward import dense, feed_forward, mixture
+from dataclasses import replace
+
+from disagg.catalog.hf.feed_forward import dense, feed_forward, has_experts, mixture
 from disagg.catalog.hf.fields import Fields
 from disagg.catalog.hf.layer import Habits, Layer, hidden_size, layer_count
 from disagg.catalog.hf.softmax import query_heads, softmax
-from disagg.catalog.hf.windows import layer_kind, window
-from disagg.catalog.model import LinearAttention
+from disagg.catalog.hf.windows import layer_kind
+from disagg.catalog.model import DenseMlp, LinearAttention, SoftmaxAttention
 
 
 def _state_bytes(fields: Fields) -> float:
@@ -59,9 +61,15 @@ def delta_net_layers(fields: Fields, habits: Habits) -> list[Layer]:
     layers = []
     for i in range(layer_count(fields)):
         kind = layer_kind(fields, i) or ("full_attention" if (i + 1) % period == 0 else "linear_attention")
-        mixer = delta_net(fields) if kind == "linear_attention" else softmax(fields, habits, window(fields, i))
+        mixer = delta_net(fields) if kind == "linear_attention" else _gated(fields, habits)
         layers.append(Layer(mixer, feed_forward(fields, habits, i)))
     return layers
+
+
+def _gated(fields: Fields, habits: Habits) -> SoftmaxAttention:
+    # The code of Qwen3-Next gates always; its configuration does not say so.
+    attention = softmax(fields, habits, None)
+    return replace(attention, output_gate=fields.flag("attn_output_gate", default=True))
 
 
 def lightning_layers(fields: Fields, habits: Habits) -> list[Layer]:
@@ -110,5 +118,7 @@ def granite_hybrid_layers(fields: Fields, habits: Habits) -> list[Layer]:
         if kind not in {"mamba", "attention"}:
             fields.problem("layer_types", f"says {kind!r} of layer {i}; it must be mamba or attention")
         mixer = mamba2(fields) if kind == "mamba" else softmax(fields, habits, None)
-        layers.append(Layer(mixer, feed_forward(fields, habits, i)))
+        # Its models without experts keep the dense width in the field of the shared expert.
+        without = DenseMlp(fields.integer("shared_intermediate_size", "intermediate_size"), habits.gated)
+        layers.append(Layer(mixer, feed_forward(fields, habits, i) if has_experts(fields) else without))
     return layers

@@ -30,7 +30,7 @@ class _Sizes:
 def vision_encoder(fields: Fields, text: Fields) -> VisionEncoder | None:
     """The encoder; None for a model without one."""
     vision = fields.section("vision_config")
-    if vision is None or text is fields:
+    if vision is None:
         return None
     layers = vision.integer("num_hidden_layers", "depth", "vt_num_hidden_layers", "num_layers")
     hidden = vision.integer("embed_dim", "vt_hidden_size", "hidden_size", "embedding_size")

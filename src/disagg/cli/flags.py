@@ -49,6 +49,19 @@ class CommandFlag:
     short: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a command is, as far as reading a topology for it goes.
+
+    Attributes:
+        flags: Its own flags, so that a slip in one of them can be told.
+        sizing: Whether it sizes a deployment: it takes the flags of workload and projection, and needs no devices.
+    """
+
+    flags: tuple[CommandFlag, ...] = ()
+    sizing: bool = False
+
+
 def split_command_flags(argv: Sequence[str], flags: Sequence[CommandFlag]) -> tuple[dict[str, str | bool], list[str]]:
     """Take a command's own flags out of its words.
 
@@ -97,8 +110,7 @@ def build_topology(
     config: str | None = None,
     auto: Platform = Platform.CPU,
     check: EngineCheck | None = None,
-    command_flags: Sequence[CommandFlag] = (),
-    sizing: bool = False,
+    command: CommandLine | None = None,
 ) -> LoadedTopology:
     """Read a topology from flags, a file, or both.
 
@@ -108,12 +120,12 @@ def build_topology(
         config: Path of a topology file; flags win over it.
         auto: The platform that `auto` stands for on this machine.
         check: What the engine adds to the checks; it is given the topology with its platform resolved.
-        command_flags: The command's own flags, so that a slip in one of them can be told.
-        sizing: Whether the command takes the flags of workload and projection.
+        command: What the command itself is; one without flags that serves, if not given.
 
     Raises:
         ConfigError: With everything that is wrong with the flags, the file and how they fit together.
     """
+    own = command or CommandLine()
     problems: list[Problem] = []
     document: Document | None = None
     if config is not None:
@@ -124,15 +136,15 @@ def build_topology(
     scan = FlagScan(
         flag_tables.get(_platform(argv, document, auto)),
         allow_unknown=_allows_unknown(argv, document),
-        others=tuple(flag.name.lstrip("-") for flag in command_flags),
-        sizing=sizing,
+        others=tuple(flag.name.lstrip("-") for flag in own.flags),
+        sizing=own.sizing,
     )
     scan.run(argv)
     if problems:
         # Without the file nobody can say what is missing, so only the flags' own mistakes are told beside it.
         raise ConfigError([*problems, *scan.errors])
     before = FlagProblems(tuple(scan.errors), tuple(scan.warnings), frozenset(scan.refused))
-    return load_topology(document, scan.settings, auto=auto, check=check, before=before)
+    return load_topology(document, scan.settings, auto=auto, check=check, before=before, assume_pools=own.sizing)
 
 
 def _platform(argv: Sequence[str], document: Document | None, auto: Platform) -> Platform:

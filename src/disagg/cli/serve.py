@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from disagg.cli.flags import CommandFlag, add_topology_flags, build_topology, split_command_flags
+from disagg.cli.flags import CommandFlag, CommandLine, add_topology_flags, build_topology, split_command_flags
 from disagg.cli.print_config import config_json, config_yaml
 from disagg.engines.base import FlagTable
 from disagg.engines.registry import ENGINE_OF, adapter_for
@@ -90,7 +90,7 @@ def load(words: Sequence[str], given: Mapping[str, str | bool]) -> LoadedTopolog
         config=config if isinstance(config, str) else None,
         auto=detect_platform(),
         check=_engine_check,
-        command_flags=FLAGS,
+        command=CommandLine(FLAGS),
     )
 
 

@@ -88,10 +88,22 @@ class Draft:
                 del origins[known]
 
 
-def merge(document: Document | None, settings: Sequence[Setting], root: type[BaseModel] = Topology) -> Draft:
+def merge(
+    document: Document | None,
+    settings: Sequence[Setting],
+    root: type[BaseModel] = Topology,
+    *,
+    assume_pools: bool = False,
+) -> Draft:
     """Lay flags over a file: a flag replaces the file's value in the same place, whatever it was.
 
     A spread setting comes last, and reaches only pools that exist and have no value of their own there.
+
+    Args:
+        document: The file, if there is one.
+        settings: Values from flags.
+        root: The model of the whole file.
+        assume_pools: Give a topology without pools one of each that it means, as sizing needs no devices.
     """
     draft = Draft(root=root)
     if document is not None:
@@ -102,6 +114,8 @@ def merge(document: Document | None, settings: Sequence[Setting], root: type[Bas
     for setting in settings:
         if not setting.spread:
             draft.put(setting.path, setting.value, setting.origin)
+    if assume_pools:
+        _assume_pools(draft)
     for setting in settings:
         for stage in setting.spread:
             pool = draft.section((stage.value,))
@@ -109,3 +123,16 @@ def merge(document: Document | None, settings: Sequence[Setting], root: type[Bas
             if pool is not None and setting.path[-1] not in inner:
                 draft.put((stage.value, *setting.path), setting.value, setting.origin)
     return draft
+
+
+def _assume_pools(draft: Draft) -> None:
+    """Without any pool there is a colocated one; `disaggregate` makes it one of prefill and one of decode."""
+    projection = draft.section(("projection",)) or {}
+    wanted: tuple[Stage, ...] = ()
+    if projection.get("disaggregate") is True:
+        # An encode pool may stand before decode alone (xEyPD); otherwise decode needs a prefill pool.
+        wanted = (Stage.DECODE,) if Stage.ENCODE.value in draft.data else (Stage.PREFILL, Stage.DECODE)
+    elif not any(stage.value in draft.data for stage in Stage):
+        wanted = (Stage.COLOCATED,)
+    for stage in wanted:
+        draft.data.setdefault(stage.value, {"replicas": 1})

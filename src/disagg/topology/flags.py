@@ -179,7 +179,13 @@ def _group(field: SpecField) -> str:
     if stage is not None:
         return f"{stage} pool"
     section = field.path.partition(".")[0]
-    groups = {"link": "KV transfer", "kv_store": "KV store", "router": "router", "workload": "workload", "projection": "projection"}
+    groups = {
+        "link": "KV transfer",
+        "kv_store": "KV store",
+        "router": "router",
+        "workload": "workload",
+        "projection": "projection",
+    }
     if section in groups:
         return groups[section]
     shared = {f.name for f in spec_fields().values() if pool_stage(f.path)}

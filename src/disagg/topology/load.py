@@ -68,6 +68,7 @@ def load_topology(
     auto: Platform,
     check: EngineCheck | None = None,
     before: FlagProblems | None = None,
+    assume_pools: bool = False,
 ) -> LoadedTopology:
     """Put a file and flags together and check the result.
 
@@ -77,12 +78,13 @@ def load_topology(
         auto: What the platform `auto` stands for on this machine.
         check: What the engine of the platform adds to the checks.
         before: What was already found in the flags.
+        assume_pools: Give a topology without pools those that it means.
 
     Raises:
         ConfigError: With every problem, each naming the flag or line that caused it.
     """
     found = before or FlagProblems()
-    draft = merge(document, settings)
+    draft = merge(document, settings, assume_pools=assume_pools)
     provenance = draft.provenance()
     topology, refused, dropped = _validate(draft)
     errors = [*found.errors, *draft.problems, *provenance.explain(refused)]

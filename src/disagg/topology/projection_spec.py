@@ -37,7 +37,7 @@ class Projection(Spec):
     ttft_rule: Literal["prompt-part", "whole-step"] = "prompt-part"
     """By how much a waiting prompt delays the next one in a colocated engine: by what its pieces add to the steps, or
     by whole mixed steps."""
-    first_token: Literal["decode", "prefill"] = "decode"
+    first_output: Literal["decode", "prefill"] = "decode"
     """Which pool makes the token that the client sees first: decode (vLLM), or prefill, which hands it over."""
 
     weight_dtype: WeightDtype | None = None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg.cli.flags import CommandFlag, add_topology_flags, build_topology, split_command_flags
+from disagg.cli.flags import CommandFlag, CommandLine, add_topology_flags, build_topology, split_command_flags
 from disagg.errors import ConfigError
 from disagg.topology.spec import Platform, Pool
 from tests.unit.cli.flag_tables import PAIR, TABLES, build, problems
@@ -324,7 +324,7 @@ def test_an_empty_value_of_a_commands_flag_is_none() -> None:
 def test_a_slip_in_a_commands_own_flag_is_recognised() -> None:
     """The topology's flags are not the only ones that can have been meant."""
     with pytest.raises(ConfigError, match=r"--dryrun: unknown flag; did you mean --dry-run\?"):
-        build_topology([*PAIR, "--dryrun"], flag_tables=TABLES, command_flags=[CommandFlag("--dry-run")])
+        build_topology([*PAIR, "--dryrun"], flag_tables=TABLES, command=CommandLine((CommandFlag("--dry-run"),)))
 
 
 def test_help_shows_the_flags_in_groups_with_examples() -> None:

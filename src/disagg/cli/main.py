@@ -36,6 +36,8 @@ COMMANDS: dict[str, CommandInfo] = {
     "route": CommandInfo("disagg.cli.route", "route over prefill and decode engines that are there already"),
     "keys": CommandInfo("disagg.cli.keys", "make keys for clients of the endpoint"),
     "chat": CommandInfo("disagg.cli.chat", "talk to an endpoint from the terminal"),
+    "project": CommandInfo("disagg.cli.project", "size prefill and decode pools before anything is built"),
+    "inference": CommandInfo("disagg.cli.project", "the same as project"),
     "emulate": CommandInfo("disagg.cli.emulate", "run emulated engines, to try a topology without devices"),
     "doctor": CommandInfo("disagg.cli.doctor", "check that this Python environment can run the engine"),
 }

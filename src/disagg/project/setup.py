@@ -10,7 +10,7 @@ import numpy as np
 
 from disagg.catalog.accelerator import Accelerator
 from disagg.catalog.accelerators import find_accelerator
-from disagg.catalog.model import Model
+from disagg.catalog.model import Model, MoeMlp
 from disagg.catalog.models import find_model
 from disagg.cost.checks import shape_problems
 from disagg.cost.memory import Budget
@@ -208,10 +208,16 @@ def _shape(topology: Topology, stage: Stage, pool: Pool, model: Model) -> Shape:
     return Shape(
         tensor=parallel.tensor * parallel.data,
         pipeline=parallel.pipeline,
-        expert=parallel.expert,
+        # Experts that are not there can be spread anywhere: a command line for one kind of model works for another.
+        expert=parallel.expert if has_experts(model) else 1,
         attention_data=(own or settings.attention_dp_size) * parallel.data,
         context=parallel.context,
     )
+
+
+def has_experts(model: Model) -> bool:
+    """Whether any layer is a mixture of experts."""
+    return any(isinstance(block.mlp, MoeMlp) for block in model.blocks)
 
 
 def _workload(topology: Topology, pools: Mapping[Stage, PoolSetup]) -> Workload:

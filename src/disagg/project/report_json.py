@@ -1,0 +1,41 @@
+"""A projection for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disagg.cost.memory import MemoryPlan
+from disagg.project.result import Projection
+
+
+def as_json(projection: Projection) -> dict[str, Any]:
+    """Plain data: each figure with its unit, how it is made and what it rests on."""
+    return {
+        "mode": projection.mode,
+        "figures": {
+            name: {"value": q.value, "unit": q.unit, "how": q.how, "basis": q.basis.value}
+            for name, q in projection.figures.items()
+        },
+        "first_token_ms": dict(projection.first_token),
+        "decode_step_ms": dict(projection.decode_step),
+        "prefill_ms": dict(projection.prefill),
+        "memory": {stage.value: _memory(plan) for stage, plan in projection.memory.items()},
+        "warnings": list(projection.warnings),
+        "notes": list(projection.notes),
+    }
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    """Bytes of the fullest device."""
+    return {
+        "weights": dict(plan.weights),
+        "kv": float(plan.kv),
+        "kv_per_sequence": float(plan.per_sequence),
+        "activations": plan.activations,
+        "reserve": plan.reserve,
+        "total": float(plan.total),
+        "capacity": plan.capacity,
+        "usable": plan.usable,
+        "fits": bool(plan.fits),
+        "most_sequences": float(plan.most_sequences),
+    }

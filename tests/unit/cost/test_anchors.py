@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -220,7 +221,9 @@ def test_every_problem_of_a_file_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not JSON"), ("[]", "holds no anchor"), ("3", "valid dictionary")]
+    ("text", "message"),
+    [("{", "not JSON"), ("[]", "holds no anchor"), ("3", "valid dictionary"), ("[" * 100_000, "nested too deeply")],
+    ids=["broken", "empty", "number", "deep"],
 )
 def test_what_is_no_anchor_file_is_refused(text: str, message: str) -> None:
     """Broken JSON names its line; an empty list and a number are no anchors."""
@@ -231,10 +234,8 @@ def test_what_is_no_anchor_file_is_refused(text: str, message: str) -> None:
 @given(st.text(max_size=60) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Nothing that a user can put into the file ends in anything but an answer or a list of problems."""
-    try:
-        read_anchors(text, "e.json")
-    except ConfigError as error:
-        assert error.problems
+    with contextlib.suppress(ConfigError):
+        assert read_anchors(text, "e.json")
 
 
 points = st.lists(

@@ -82,7 +82,7 @@ class Accelerator:
         efficiency: Shares of the peaks that kernels reach, by class and number format of their weights (or KV).
         step_overhead: Seconds that the host and launches add to a step under graph capture.
         launch: Seconds per kernel launch without graph capture.
-        kernel_floor: Seconds that the smallest kernel keeps the device, also under graph capture.
+        kernel_floor: Seconds of the smallest matrix product, also under graph capture; other kernels take multiples.
         watts: Board power; None if not known.
         collectives: Measured collectives inside a node: all_reduce, all_gather, reduce_scatter and all_to_all of the
             vendor's library; custom_all_reduce is the engines' own kernel under graph capture, which they use for

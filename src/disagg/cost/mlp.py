@@ -50,10 +50,8 @@ def moe_operators(mlp: MoeMlp, replica: Replica, load: Load, count: float) -> li
     operators = [*router, stream("router", load.tokens * (mlp.experts * 4.0 + hidden * ACTIVATION_BYTES), count)]
     operators += _routed(mlp, replica, load, count)
     if mlp.shared_width:
-        # Every attention rank passes its own tokens through shared experts where experts are spread over ranks that
-        # hold different tokens; otherwise they are divided like a dense layer.
-        spread = shape.attention_groups > 1 and shape.expert_ranks > 1
-        ranks, tokens = (shape.attention_tensor, load.tokens) if spread else (shape.tensor, load.dense_tokens)
+        ranks = shape.shared_ranks
+        tokens = load.tokens if ranks == shape.attention_tensor else load.dense_tokens
         width = math.ceil(mlp.shared_width / ranks)
         operators += _feed_forward("shared_experts", width, (mlp.gated, tokens), replica, count)
     operators.append(stream("experts", load.tokens * (mlp.active + 1) * hidden * ACTIVATION_BYTES, count))

@@ -58,6 +58,16 @@ class Shape:
         """Ranks that share one expert."""
         return self.stage_devices // self.expert_ranks
 
+    @property
+    def shared_ranks(self) -> int:
+        """Ranks that divide the experts that all tokens pass.
+
+        Where experts are spread over ranks that hold different tokens, every attention group passes its own through
+        them; otherwise they are divided like a dense layer.
+        """
+        spread = self.attention_groups > 1 and self.expert_ranks > 1
+        return self.attention_tensor if spread else self.tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:

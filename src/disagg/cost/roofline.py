@@ -4,7 +4,7 @@ Published efficiencies are those of large kernels. What small ones lose is descr
 come from kernel tables (BF16 and FP8 products, context and generation attention of A100, H100, H200, B200 and L40S in
 ai-dynamo/aiconfigurator 0.12; grouped products of H20 and H800 in alibaba/InferSim), never from serving runs:
 
-* a kernel takes at least a few microseconds, in multiples of the device's smallest kernel;
+* a kernel takes at least a few microseconds, in multiples of the device's smallest matrix product;
 * a product sums up its inner width step by step, which takes time however few its outputs are;
 * between memory-bound and compute-bound the two overlap, but not perfectly: a p-norm instead of a maximum;
 * arithmetic that nobody asked for: tiles that are not full, what attention does per token beside looking back.
@@ -27,18 +27,18 @@ SMOOTHNESS = 4.0
 """p of the norm that joins arithmetic and memory time: where both are equal, it is 2^(1/4) = 1.19 of each."""
 
 SMALLEST_KERNELS: dict[Kernel, float] = {
-    Kernel.GEMM: 1.5,
-    Kernel.WEIGHTS: 1.5,
-    Kernel.GROUPED_GEMM: 1.5,
-    Kernel.PREFILL_ATTENTION: 6.0,
-    Kernel.DECODE_ATTENTION: 4.0,
-    Kernel.ELEMENTWISE: 1.0,
+    Kernel.GEMM: 1.3,
+    Kernel.WEIGHTS: 1.3,
+    Kernel.GROUPED_GEMM: 1.3,
+    Kernel.PREFILL_ATTENTION: 5.0,
+    Kernel.DECODE_ATTENTION: 3.5,
+    Kernel.ELEMENTWISE: 0.8,
 }
-"""Least time of a kernel, in smallest kernels of the device. Attention is several kernels: what is split over the
+"""Least time of a kernel, in smallest products of the device. Attention is several kernels: what is split over the
 context is put together again."""
 
-SUMMING = 0.135e-3
-"""Time per element of a product's inner width, in smallest kernels of the device: 0.27 ns where these take 2 us."""
+SUMMING = 0.12e-3
+"""Time per element of a product's inner width, in smallest products of the device: 0.29 ns if these take 2.4 us."""
 
 LONG_PROMPTS = 1.1
 """By how much very long prompts exceed the published efficiency of context attention, which is a median over prompts

@@ -79,10 +79,10 @@ def _scores(attention: SoftmaxAttention, replica: Replica, load: Load, count: fl
     return [prompt, decode]
 
 
-REACH_BESIDE = 400.0
-"""Tokens that a prompt's token could attend to more in the time that its attention takes beside them (queries,
-the first step of the softmax, outputs). From the context attention of five GPUs in ai-dynamo/aiconfigurator 0.12:
-time = floor + 2 b H d s (s + 800) / rate, whereas the arithmetic is 2 b H d s^2."""
+REACH_BESIDE = 150.0
+"""Tokens that a prompt's token could attend to more in the time that its attention takes beside them (queries, the
+first step of the softmax, outputs). The context attention of five GPUs in ai-dynamo/aiconfigurator 0.12 follows
+floor + 2 b H d s (s + 300) / rate, where the arithmetic is 2 b H d s^2."""
 
 
 def attention_kernel(

@@ -71,6 +71,7 @@ class Device:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._rates: dict[tuple[Kernel, Dtype, Dtype], float] = {}
+        self._peaks: dict[tuple[Dtype, Dtype], float] = {}
         self._streams: dict[tuple[Kernel, Dtype], float] = {}
         self.notes: dict[str, None] = {}
         self.floor = self._noted("kernel floor", accelerator.kernel_floor or DEFAULT_KERNEL_FLOOR)
@@ -94,8 +95,11 @@ class Device:
 
     def peak(self, dtype: Dtype, operand: Dtype) -> float:
         """FLOP/s of the device for two operands; see `rate`."""
-        computed = self._computed_in(dtype, operand)
-        return self._noted(f"peak {computed}", self._accelerator.peak[computed])
+        key = (dtype, operand)
+        if key not in self._peaks:
+            computed = self._computed_in(dtype, operand)
+            self._peaks[key] = self._noted(f"peak {computed}", self._accelerator.peak[computed])
+        return self._peaks[key]
 
     def stream(self, kernel: Kernel, dtype: Dtype) -> float:
         """Bytes/s of device memory that kernels of a class reach: bandwidth x efficiency."""

@@ -6,7 +6,8 @@ ai-dynamo/aiconfigurator 0.12; grouped products of H20 and H800 in alibaba/Infer
 
 * a kernel takes at least a few microseconds, in multiples of the device's smallest matrix product;
 * a product sums up its inner width step by step, which takes time however few its outputs are;
-* between memory-bound and compute-bound the two overlap, but not perfectly: a p-norm instead of a maximum;
+* between memory-bound and compute-bound the two overlap, but not perfectly: (arithmetic^4 + memory^4)^(1/4) instead
+  of the longer one, which is 2^(1/4) = 1.19 of each where both are equal;
 * arithmetic that nobody asked for: tiles that are not full, what attention does per token beside looking back.
 
 `benchmarks/kernel_accuracy.py` compares them with the tables.
@@ -14,6 +15,7 @@ ai-dynamo/aiconfigurator 0.12; grouped products of H20 and H800 in alibaba/Infer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,14 +25,11 @@ from disagg.cost.device import Device
 from disagg.cost.operator import Operator
 from disagg.cost.work import Array, Estimate
 
-SMOOTHNESS = 4.0
-"""p of the norm that joins arithmetic and memory time: where both are equal, it is 2^(1/4) = 1.19 of each."""
-
 SMALLEST_KERNELS: dict[Kernel, float] = {
     Kernel.GEMM: 1.3,
     Kernel.WEIGHTS: 1.3,
     Kernel.GROUPED_GEMM: 1.3,
-    Kernel.PREFILL_ATTENTION: 5.0,
+    Kernel.PREFILL_ATTENTION: 6.0,
     Kernel.DECODE_ATTENTION: 3.5,
     Kernel.ELEMENTWISE: 0.8,
 }
@@ -49,27 +48,38 @@ ATTENTION = (Kernel.PREFILL_ATTENTION, Kernel.DECODE_ATTENTION)
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of one operator.
+    """Seconds of operators.
 
     Attributes:
-        seconds: All its calls.
-        waiting: The part of `seconds` that waits for memory.
+        seconds: All calls of each operator, shape (operators, *points).
+        waiting: The part of `seconds` that waits for memory, same shape.
     """
 
     seconds: Array
     waiting: Array
 
 
-def timed(operator: Operator, device: Device) -> Timed:
-    """Time of all calls of an operator on a device."""
-    arithmetic = (operator.flops + operator.wasted) / _rate(operator, device)
-    memory = operator.moved / device.stream(operator.streaming, operator.dtype)
+def timed(operators: Sequence[Operator], device: Device, points: tuple[int, ...]) -> Timed:
+    """Time of operators on a device.
+
+    Args:
+        operators: What to time; all at once, as a step has dozens and most callers a single point.
+        device: Where.
+        points: The shape that their amounts broadcast to.
+    """
+    shape = (len(operators), *points)
+    arithmetic, memory, least = np.empty(shape), np.empty(shape), np.empty(shape)
+    for row, operator in enumerate(operators):
+        arithmetic[row] = (operator.flops + operator.wasted) / _rate(operator, device)
+        memory[row] = operator.moved / device.stream(operator.streaming, operator.dtype)
+        kernels = SMALLEST_KERNELS[operator.arithmetic] + SUMMING * operator.depth
+        least[row] = kernels * operator.calls * device.floor
     longer, shorter = np.maximum(arithmetic, memory), np.minimum(arithmetic, memory)
-    overlap = shorter / np.where(longer > 0, longer, 1.0)
-    busy = longer * (1.0 + overlap**SMOOTHNESS) ** (1.0 / SMOOTHNESS)
-    least = (SMALLEST_KERNELS[operator.arithmetic] + SUMMING * operator.depth) * (operator.calls * device.floor)
-    whole = np.where(longer > 0, busy + least, 0.0)
-    return Timed(whole, np.where(memory >= arithmetic, busy, 0.0))
+    works = longer > 0
+    overlap = shorter / np.where(works, longer, 1.0)
+    squared = overlap * overlap
+    busy = longer * np.sqrt(np.sqrt(1.0 + squared * squared))
+    return Timed(busy + least * works, busy * (memory >= arithmetic))
 
 
 def _rate(operator: Operator, device: Device) -> float:
@@ -80,26 +90,30 @@ def _rate(operator: Operator, device: Device) -> float:
     return min(rate * LONG_PROMPTS, device.peak(operator.dtype, operator.operand))
 
 
-def estimate(operators: list[Operator], device: Device) -> Estimate:
+def by_part(operators: Sequence[Operator], seconds: Array) -> dict[str, Array]:
+    """Seconds summed over the operators of each part, in order of first occurrence."""
+    rows: dict[str, list[int]] = {}
+    for row, operator in enumerate(operators):
+        rows.setdefault(operator.part, []).append(row)
+    return {part: seconds[which].sum(axis=0) if len(which) > 1 else seconds[which[0]] for part, which in rows.items()}
+
+
+def estimate(operators: Sequence[Operator], device: Device) -> Estimate:
     """Operators one after another on one device, and nothing else."""
-    times = [timed(operator, device) for operator in operators]
-    points = np.broadcast_shapes(*(time.seconds.shape for time in times))
-    parts: dict[str, Array] = {}
-    for operator, time in zip(operators, times, strict=True):
-        parts[operator.part] = parts.get(operator.part, np.zeros(points)) + time.seconds
-    whole = total(list(parts.values()), points)
-    waiting = total([time.waiting for time in times], points)
+    points = np.broadcast_shapes(*(np.shape(operator.moved) for operator in operators))
+    time = timed(operators, device, points)
+    whole = time.seconds.sum(axis=0)
     return Estimate(
         seconds=whole,
-        parts=parts,
-        memory_bound=waiting / np.where(whole > 0, whole, 1.0),
+        parts=by_part(operators, time.seconds),
+        memory_bound=time.waiting.sum(axis=0) / np.where(whole > 0, whole, 1.0),
         flops=total([operator.flops for operator in operators], points),
         moved=total([operator.moved for operator in operators], points),
         notes=tuple(device.notes),
     )
 
 
-def total(arrays: list[Array], points: tuple[int, ...]) -> Array:
+def total(arrays: Sequence[Array], points: tuple[int, ...]) -> Array:
     """Sum of arrays that broadcast to a shape."""
     whole = np.zeros(points)
     for array in arrays:

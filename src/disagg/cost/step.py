@@ -17,7 +17,7 @@ from disagg.cost.load import Load, load, ratio
 from disagg.cost.mlp import dense_operators, moe_operators
 from disagg.cost.operator import Operator
 from disagg.cost.plan import Replica
-from disagg.cost.roofline import timed, total
+from disagg.cost.roofline import by_part, timed, total
 from disagg.cost.traffic import block_traffic, end_traffic
 from disagg.cost.work import Array, Estimate, Work
 
@@ -67,13 +67,9 @@ class StepModel:
         at = load(work, replica.shape)
         points = np.broadcast_shapes(*(np.shape(x) for x in (at.tokens, at.context, at.before, at.logits)))
         operators, exchanges = step_operators(replica, at), step_exchanges(replica, at)
-        parts: dict[str, Array] = {}
-        waiting = np.zeros(points)
-        for operator in operators:
-            time = timed(operator, self._device)
-            parts[operator.part] = parts.get(operator.part, 0.0) + time.seconds
-            waiting = waiting + time.waiting
-        computing = total(list(parts.values()), points)
+        time = timed(operators, self._device, points)
+        parts = by_part(operators, time.seconds)
+        computing, waiting = time.seconds.sum(axis=0), time.waiting.sum(axis=0)
         self._add_communication(parts, exchanges, computing, at)
         self._add_host(parts, work, at)
         whole = np.zeros(points)

@@ -2,8 +2,9 @@
 
 The catalogue's efficiencies come from here. The tables are those of the package aiconfigurator-core 0.12.0
 (ai-dynamo/aiconfigurator, Apache-2.0), `systems/data/<device>`, brought into one CSV per kind with the fastest kernel
-of each shape: `<device>_gemm`, `_context_attention_trtllm`, `_generation_attention_trtllm` (gzip), `_nccl` and
-`_custom_allreduce`. Times in them are milliseconds, sizes of messages are elements.
+of each shape: `<device>_gemm` (SGLang), `_context_attention_trtllm` and `_generation_attention_trtllm` (TensorRT-LLM,
+head size 128, no window), `_moe` (any engine, tokens spread evenly, FP8 with one scale per block or per tensor), all
+gzip, `_nccl` and `_custom_allreduce` (SGLang). Times in them are milliseconds, sizes of messages are elements.
 
 Rules, each a median over the rows that it names:
 
@@ -14,6 +15,8 @@ Rules, each a median over the rows that it names:
   FLOPs: 2 b s^2 H d.
 - decode_attention: share of the bandwidth, more than 256 MB of keys and values read. Rows above the bandwidth (they
   hit the cache) are left out; with more than one row in ten of that kind, only rows without shared heads count.
+- grouped_gemm: share of the peak of a whole layer of experts (three matrices, spreading and gathering included) on
+  one device, 512 tokens or more per expert.
 - kernel_floor: seconds of the smallest product, the median over the rows with n k of 4096 or less and m = 1.
 - collectives: half precision, sizes by powers of four; the engines' own all-reduce as captured in a graph.
 
@@ -32,8 +35,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-_NAMES = {"bfloat16": "bf16", "fp8": "fp8"}
-_BYTES = {"bf16": 2.0, "fp8": 1.0}
+_NAMES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 _HEAD = 128
 
 
@@ -67,6 +70,20 @@ def products(file: Path, peaks: Mapping[str, float], bandwidth: float) -> dict[s
         "gemm": {name: _median(values) for name, values in large.items()},
         "weights": {name: _median(values) for name, values in streamed.items()},
     }
+
+
+def experts(file: Path, peaks: Mapping[str, float]) -> dict[str, float | None]:
+    """Share of the peak of layers of experts, by number format."""
+    found: dict[str, list[float]] = {}
+    for row in _rows(file):
+        name = _NAMES.get(row["moe_dtype"], "")
+        if name not in peaks or (row["moe_tp_size"], row["moe_ep_size"]) != ("1", "1"):
+            continue
+        pairs = int(row["num_tokens"]) * int(row["topk"])
+        if pairs >= 512 * int(row["num_experts"]):
+            flops = 6.0 * pairs * int(row["hidden_size"]) * int(row["inter_size"])
+            found.setdefault(name, []).append(flops / (float(row["latency_ms"]) / 1e3) / peaks[name])
+    return {name: _median(values) for name, values in found.items()}
 
 
 def floor(file: Path) -> float:
@@ -152,6 +169,7 @@ def main() -> int:
             **products(Path(f"{base}gemm.csv.gz"), peaks, args.bandwidth),
             "prefill_attention": prefill_attention(Path(f"{base}context_attention_trtllm.csv.gz"), peaks),
             "decode_attention": decode_attention(Path(f"{base}generation_attention_trtllm.csv.gz"), args.bandwidth),
+            "grouped_gemm": experts(Path(f"{base}moe.csv.gz"), peaks),
         },
         "kernel_floor": floor(Path(f"{base}gemm.csv.gz")),
         "collectives": curves(Path(f"{base}nccl.csv"), Path(f"{base}custom_allreduce.csv")),

@@ -89,3 +89,21 @@ def _split(value: object, kind: Kind) -> tuple[float, str]:
     if match is None:
         raise ValueError(f"is {value!r}; write {kind} like {_EXAMPLES[kind]}")
     return float(match[1]), match[2] or ""
+
+
+def format_quantity(value: float, kind: Kind) -> str:
+    """Write a number for people: 80 GiB, 3350 GB/s, 989 TFLOP/s, 6.18 us, 700 W, 0.75."""
+    match kind:
+        case Kind.BYTES:
+            whole = value % 2**20 == 0
+            return f"{value / 2**30:.4g} GiB" if whole else f"{value / 1e9:.4g} GB"
+        case Kind.RATE:
+            return f"{value / 1e9:.5g} GB/s"
+        case Kind.FLOPS:
+            return f"{value / 1e12:.6g} TFLOP/s"
+        case Kind.SECONDS:
+            return f"{value * 1e6:.4g} us"
+        case Kind.WATTS:
+            return f"{value:.4g} W"
+        case Kind.SHARE:
+            return f"{value:.3g}"

@@ -38,6 +38,9 @@ COMMANDS: dict[str, CommandInfo] = {
     "chat": CommandInfo("disagg.cli.chat", "talk to an endpoint from the terminal"),
     "project": CommandInfo("disagg.cli.project", "size prefill and decode pools before anything is built"),
     "inference": CommandInfo("disagg.cli.project", "the same as project"),
+    "models": CommandInfo("disagg.cli.models", "list the models that sizing knows, or show one"),
+    "accelerators": CommandInfo("disagg.cli.accelerators", "list the devices that sizing knows, or show one"),
+    "calibrate-host": CommandInfo("disagg.cli.calibrate_host", "measure this machine's processor, to size with it"),
     "emulate": CommandInfo("disagg.cli.emulate", "run emulated engines, to try a topology without devices"),
     "doctor": CommandInfo("disagg.cli.doctor", "check that this Python environment can run the engine"),
 }

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from disagg.catalog.accelerator import Accelerator, Kernel
+from disagg.catalog.accelerator_file import accelerator_from
 from disagg.catalog.accelerators import accelerators, find_accelerator
 from disagg.catalog.figure import Origin
+from disagg.catalog.figure_list import description
 from disagg.catalog.precision import Dtype
 from disagg.errors import ConfigError
 
@@ -37,6 +39,12 @@ def test_measured_collectives_are_no_faster_than_the_link(entry: Accelerator) ->
         rate = curve.sizes[-1] * (curve.devices - 1) / curve.devices / curve.seconds[-1]
         assert rate <= entry.scale_up.bandwidth.value
         assert all(later > 0.5 * earlier for earlier, later in pairwise(curve.seconds))
+
+
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
+def test_a_description_is_read_back(entry: Accelerator) -> None:
+    """`--json` of any device is a file that gives the same device, to edit."""
+    assert accelerator_from(description(entry), name="other", where="file") == entry
 
 
 def test_known_figures() -> None:

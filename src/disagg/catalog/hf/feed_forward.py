@@ -38,7 +38,9 @@ def dense(fields: Fields, habits: Habits) -> DenseMlp:
         "mpt",
     }:
         return DenseMlp(fields.integer("expansion_ratio", default=4) * hidden_size(fields), habits.gated)
-    return DenseMlp(fields.integer("dense_intermediate_size", "intermediate_size_mlp", *_DENSE), habits.gated)
+    # Where experts have the usual name, the dense layers beside them have one of their own.
+    width = fields.maybe("dense_intermediate_size", "intermediate_size_mlp", least=1)
+    return DenseMlp(fields.integer(*_DENSE) if width is None else width, habits.gated)
 
 
 def has_experts(fields: Fields) -> bool:

@@ -33,12 +33,19 @@ class Habits:
     tied: bool = False
 
 
+# Layers are read one by one; this bounds the time that a wrong number costs.
+_MOST = 10_000
+
 ReadLayers: TypeAlias = Callable[[Fields, Habits], list[Layer]]
 
 
 def layer_count(fields: Fields) -> int:
     """Number of layers."""
-    return fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count > _MOST:
+        fields.problem("num_hidden_layers", f"is {count}; more than {_MOST} layers are a slip")
+        return 1
+    return count
 
 
 def hidden_size(fields: Fields) -> int:

@@ -42,7 +42,7 @@ _TABLES = "median over A100, H100, H200, B200 and L40S in the kernel tables of a
 
 DEFAULT_EFFICIENCY: dict[Kernel, Figure] = {
     Kernel.GEMM: Figure(0.69, Origin.DEFAULT, f"large BF16 products, {_TABLES}"),
-    Kernel.WEIGHTS: Figure(0.81, Origin.DEFAULT, f"BF16 weights of few tokens, {_TABLES}"),
+    Kernel.WEIGHTS: Figure(0.83, Origin.DEFAULT, f"large BF16 weights and few tokens, {_TABLES}"),
     Kernel.PREFILL_ATTENTION: Figure(0.45, Origin.DEFAULT, f"causal BF16 attention, {_TABLES}"),
     Kernel.DECODE_ATTENTION: Figure(0.79, Origin.DEFAULT, f"KV reads in BF16, {_TABLES}"),
     Kernel.GROUPED_GEMM: Figure(0.63, Origin.DEFAULT, "large FP8 products on H800, alibaba/InferSim's tables"),

@@ -69,7 +69,8 @@ def product(
 def cast(rows: Array, width: float, calls: float, activations: Dtype) -> list[Operator]:
     """Conversion of `rows` vectors to the format of a product's inputs; nothing where that is not narrower.
 
-    In kernel tables, products of 8-bit inputs take longer than those of 16-bit ones by just such a kernel.
+    In kernel tables, products of 8-bit inputs take longer than those of 16-bit ones by just such a kernel; engines
+    fuse it with the kernel before it (`step.step_operators`).
     """
     target = activations.bytes_per_element
     if target >= ACTIVATION_BYTES:

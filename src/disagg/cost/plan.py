@@ -97,6 +97,8 @@ class Habits:
         graphs: Whether decode steps are captured as graphs (no launch cost per kernel).
         launch: Launch cost of a kernel where steps are not captured.
         kernels_per_layer: Kernels that a layer launches.
+        fused_casts: Whether norms and activation functions write the format of the next product's inputs themselves;
+            a cast is a kernel of its own otherwise.
         mixed_penalty: Extra share that a step costs that holds prompts and decoding sequences.
         prefill_overlap: Largest share of communication that prefill hides behind arithmetic.
         decode_overlap: The same for decode.
@@ -112,6 +114,7 @@ class Habits:
     graphs: bool = True
     launch: float | None = None
     kernels_per_layer: int = 12
+    fused_casts: bool = True
     mixed_penalty: float = 0.0
     prefill_overlap: float = 0.0
     decode_overlap: float = 0.0

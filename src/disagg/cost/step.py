@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from disagg.catalog.figure import Figure, Origin
@@ -152,7 +154,11 @@ def step_operators(replica: Replica, at: Load) -> list[Operator]:
     operators = embedding_operators(replica, at)
     for block in replica.model.blocks:
         operators += block_operators(block, replica, at)
-    return operators + head_operators(replica, at)
+    operators += head_operators(replica, at)
+    if not replica.habits.fused_casts:
+        return operators
+    # What is left of a fused cast is what it moves.
+    return [dataclasses.replace(one, calls=0.0) if one.part == "casts" else one for one in operators]
 
 
 def block_operators(block: Block, replica: Replica, at: Load) -> list[Operator]:

@@ -10,7 +10,7 @@ import pytest
 from disagg.catalog.accelerator import Accelerator, Kernel
 from disagg.catalog.precision import Dtype
 from disagg.cost.decode import decode
-from disagg.cost.device import DEFAULT_EFFICIENCY, Device
+from disagg.cost.device import DEFAULT_EFFICIENCY, DEFAULT_KERNEL_FLOOR, Device
 from disagg.cost.host import DEFAULT_LAUNCH, DEFAULT_STEP_OVERHEAD, SERIAL_HOST
 from disagg.cost.operator import product
 from disagg.cost.plan import Habits, Precision, Replica, Shape
@@ -201,6 +201,18 @@ def test_related_formats_lend_their_share() -> None:
     """MXFP4 weights stream like FP8's where nobody measured them, not like BF16's."""
     lending = Device(device())
     assert lending.stream(Kernel.WEIGHTS, Dtype.MXFP4) == pytest.approx(3.35e12 * 0.67)
+
+
+def test_casts_are_kernels_unless_they_are_fused() -> None:
+    """Fused ones move 3 B per input; as kernels of their own each takes 0.8 of the smallest product besides: four per
+    layer and one for the head."""
+    precision = Precision(Dtype.FP8, Dtype.FP8, Dtype.FP8)
+    fused = Replica(LLAMA_8B, device(), precision=precision)
+    apart = dataclasses.replace(fused, habits=Habits(fused_casts=False))
+    work = decode_work(a(1), a(10))
+    first, second = (float(price(replica, work).parts["casts"]) for replica in (fused, apart))
+    assert first == pytest.approx((32 * (3 * 4096 + 14336) + 4096) * 3 / (3.35e12 * 0.57))
+    assert second - first == pytest.approx((4 * 32 + 1) * 0.8 * DEFAULT_KERNEL_FLOOR.value)
 
 
 def test_narrower_formats_make_decode_faster() -> None:

@@ -28,7 +28,7 @@ from disagg.cost.work import Array, Estimate
 SMALLEST_KERNELS: dict[Kernel, float] = {
     Kernel.GEMM: 1.3,
     Kernel.WEIGHTS: 1.3,
-    Kernel.GROUPED_GEMM: 1.3,
+    Kernel.GROUPED_GEMM: 2.5,
     Kernel.PREFILL_ATTENTION: 6.0,
     Kernel.DECODE_ATTENTION: 3.5,
     Kernel.ELEMENTWISE: 0.8,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg.cost.step import StepModel
-from disagg.cost.work import Array, Estimate, decode_work
+from disagg.cost.work import Array, Estimate, Pricer, decode_work
 
 CONTEXTS = 8
 
 
 def decode(
-    model: StepModel,
+    model: Pricer,
     sequences: Array,
     input_tokens: Array,
     output_tokens: Array,

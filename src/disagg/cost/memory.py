@@ -16,6 +16,7 @@ from disagg.cost.operator import ACTIVATION_BYTES
 from disagg.cost.plan import Replica
 from disagg.cost.weights import weight_bytes
 from disagg.cost.work import Array
+from disagg.errors import ConfigError, Problem
 
 GIB = float(2**30)
 
@@ -143,6 +144,26 @@ def plan_memory(replica: Replica, sequences: Array | float, tokens: Array | floa
         most_sequences=np.floor(most) * shape.attention_groups,
         parked=np.floor(parked) * shape.attention_groups,
     )
+
+
+def restore_seconds(plan: MemoryPlan, replica: Replica, bandwidth: float | None = None) -> Array:
+    """Seconds in which one parked cache comes back to its devices, each over its own link at the same time.
+
+    Args:
+        plan: The plan that it was parked under.
+        replica: The replica.
+        bandwidth: Bytes/s of a device's link to host memory; the accelerator's figure if not given.
+
+    Raises:
+        ConfigError: If neither is known.
+    """
+    if bandwidth is None:
+        figure = replica.accelerator.host_link
+        if figure is None:
+            where = f"accelerator {replica.accelerator.name}"
+            raise ConfigError([Problem(where, "has no figure for its link to host memory; give its bandwidth")])
+        bandwidth = figure.value
+    return plan.per_sequence / bandwidth
 
 
 def pool_tokens(replica: Replica, budget: Budget) -> float:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg.cost.step import StepModel
-from disagg.cost.work import Array, Estimate, Work, prompt_work
+from disagg.cost.work import Array, Estimate, Pricer, Work, prompt_work
 
 
 def prefill(
-    model: StepModel, prompts: Array, new_tokens: Array, cached_tokens: Array | float = 0.0, *, chunk: int = 0
+    model: Pricer, prompts: Array, new_tokens: Array, cached_tokens: Array | float = 0.0, *, chunk: int = 0
 ) -> Estimate:
     """Price equal prompts that are computed together.
 

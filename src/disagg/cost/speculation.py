@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg.cost.step import StepModel
-from disagg.cost.work import Array, decode_work
+from disagg.cost.work import Array, Pricer, decode_work
 
 
 def tokens_per_step(proposals: int, acceptance: Array | float) -> Array:
@@ -60,6 +59,6 @@ class Speculation:
         return step * (self.draft_factor * self.proposals / self.step_tokens)
 
 
-def draft_model_seconds(draft: StepModel, sequences: Array, context: Array, proposals: int) -> Array:
+def draft_model_seconds(draft: Pricer, sequences: Array, context: Array, proposals: int) -> Array:
     """Seconds in which a draft model proposes: one decode step of its own per token, one after another."""
     return draft.price(decode_work(sequences, context)).seconds * proposals

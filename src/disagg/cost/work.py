@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,14 @@ class Estimate:
     flops: Array
     moved: Array
     notes: tuple[str, ...]
+
+
+class Pricer(Protocol):
+    """What prices steps: the model alone, or corrected by measured steps."""
+
+    def price(self, work: Work) -> Estimate:
+        """Price one step. Arrays of the answer have the shape that those of `work` broadcast to."""
+        ...
 
 
 def decode_work(sequences: Array, context: Array, tokens_per_sequence: Array | float = 1.0) -> Work:

@@ -39,6 +39,7 @@ format: setup-dev      ## apply formatting and safe fixes
 reference: setup-dev   ## regenerate the generated pages and schemas
 	$(BIN)/python -m disagg.topology.reference
 	$(BIN)/python -m disagg.router.reference
+	$(BIN)/python -m disagg.catalog.reference
 
 setup: $(VENV)/.engine-ready      ## environment with the CPU engine and the small model
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from disagg.catalog.hf.defaults import defaults_for
 from disagg.catalog.hf.families import FAMILIES, Family, standard_layers
 from disagg.catalog.hf.fields import Fields
 from disagg.catalog.hf.latent import latent_layers
@@ -81,7 +82,9 @@ def model_from_config(data: Mapping[str, object], *, name: str, source: str) -> 
         ConfigError: If the kind is not known or fields are missing or wrong; names each.
     """
     fields = Fields(data, source)
-    text = _language_part(fields)
+    part = _language_part(fields)
+    defaults = defaults_for(part.text("model_type")) if part is not fields else {}
+    text = part.filled(defaults) if defaults else part
     family, note = _family(fields, text)
     layers = family.layers(text, family.habits)
     dtype, dense_dtype = number_formats(fields, text)
@@ -99,7 +102,7 @@ def model_from_config(data: Mapping[str, object], *, name: str, source: str) -> 
         dense_dtype=dense_dtype,
         vision=vision_encoder(fields, text),
         draft_layers=text.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules") or 0,
-        notes=_notes(text),
+        notes=_notes(text, part.absent(defaults)),
     )
     if fields.problems:
         raise ConfigError(fields.problems)
@@ -146,8 +149,10 @@ def _tied(fields: Fields, text: Fields, habits: Habits) -> bool:
     return fields.flag("tie_word_embeddings", default=habits.tied)
 
 
-def _notes(text: Fields) -> tuple[str, ...]:
+def _notes(text: Fields, assumed: Sequence[str]) -> tuple[str, ...]:
     notes = []
+    if assumed:
+        notes.append(f"left out in the file, so the defaults of its class: {', '.join(assumed)}")
     if text.has("attention_chunk_size") and text.text("model_type").startswith("llama4"):
         notes.append("chunked attention is taken as a window of the chunk's size, an upper bound")
     return tuple(notes)

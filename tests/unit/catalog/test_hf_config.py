@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disagg.catalog.hf_config import model_from_config, read_hf_config
 from disagg.catalog.model import Model
-from disagg.catalog.models import model_entries
+from disagg.catalog.models import find_model, model_entries
 from disagg.catalog.precision import Dtype
 from disagg.errors import ConfigError
 
@@ -36,6 +36,25 @@ def test_the_language_part_of_a_larger_model_is_read() -> None:
     nested = {"model_type": "llava", "text_config": BASE, "tie_word_embeddings": True}
     model = model_from_config(nested, name="m", source="c")
     assert (model.blocks, model.tied) == (read().blocks, True)
+
+
+def test_a_part_that_leaves_out_defaults_has_those_of_its_class() -> None:
+    """google/gemma-3-4b-it as it is published: neither heads nor vocabulary, yet the same model as the full one."""
+    full = find_model("gemma-3-4b")
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "sliding_window": 1024}  # fmt: skip
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "image_size": 896,
+              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14}  # fmt: skip
+    published = {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text, "vision_config": vision}
+    model = model_from_config(published, name="m", source="c")
+    assert (model.blocks, model.vision, model.vocabulary) == (full.blocks, full.vision, full.vocabulary)
+    assert any("num_attention_heads" in note for note in model.notes)
+
+
+def test_a_file_of_one_part_has_no_defaults() -> None:
+    """On the first level what is missing is a problem: such files are written with all fields."""
+    with pytest.raises(ConfigError, match="hidden_size"):
+        model_from_config({"model_type": "llama"}, name="m", source="c")
 
 
 def test_a_head_is_tied_where_the_family_ties_it() -> None:

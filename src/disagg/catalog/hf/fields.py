@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from disagg.errors import Problem
 
@@ -136,6 +136,14 @@ class Fields:
             self.problem(name, f"is {_shown(value)}; it must be an object with fields of its own")
             return None
         return Fields(value, self._where, f"{self._path}{name}.", self._problems)
+
+    def filled(self, defaults: Mapping[str, object]) -> Fields:
+        """The same level, with defaults for fields that are not there at all (null is an answer)."""
+        return Fields({**defaults, **self._data}, self._where, self._path, self._problems)
+
+    def absent(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the names that are not there at all."""
+        return tuple(name for name in names if name not in self._data)
 
     def sections(self, name: str) -> tuple[Fields, ...]:
         """The levels of a list of objects; empty if it is missing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from disagg.catalog.hf.defaults import defaults_for
 from disagg.catalog.hf.fields import Fields
 from disagg.catalog.hf.layer import hidden_size
 from disagg.catalog.model import VisionEncoder
@@ -29,9 +30,10 @@ class _Sizes:
 
 def vision_encoder(fields: Fields, text: Fields) -> VisionEncoder | None:
     """The encoder; None for a model without one."""
-    vision = fields.section("vision_config")
-    if vision is None:
+    given = fields.section("vision_config")
+    if given is None:
         return None
+    vision = given.filled(defaults_for(given.text("model_type")))
     layers = vision.integer("num_hidden_layers", "depth", "vt_num_hidden_layers", "num_layers")
     hidden = vision.integer("embed_dim", "vt_hidden_size", "hidden_size", "embedding_size")
     patch = vision.integer("patch_size")

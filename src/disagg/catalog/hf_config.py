@@ -155,4 +155,6 @@ def _notes(text: Fields, assumed: Sequence[str]) -> tuple[str, ...]:
         notes.append(f"left out in the file, so the defaults of its class: {', '.join(assumed)}")
     if text.has("attention_chunk_size") and text.text("model_type").startswith("llama4"):
         notes.append("chunked attention is taken as a window of the chunk's size, an upper bound")
+    if text.text("model_type") == "jamba":
+        notes.append("Mamba-1 is taken as Mamba-2 with heads of 64 channels")
     return tuple(notes)

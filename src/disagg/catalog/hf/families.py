@@ -12,10 +12,12 @@ from disagg.catalog.hf.layer import Habits, Layer, ReadLayers, layer_count
 from disagg.catalog.hf.linear import (
     delta_net_layers,
     granite_hybrid_layers,
+    jamba_layers,
     lightning_layers,
     nemotron_layers,
 )
 from disagg.catalog.hf.softmax import softmax
+from disagg.catalog.hf.uneven import gemma4_layers, mimo_layers, searched_layers
 from disagg.catalog.hf.windows import window
 
 
@@ -78,6 +80,10 @@ def _families() -> Mapping[str, Family]:
     add("qwen3_next qwen3_5_text qwen3_5_moe_text qwen3_5 qwen3_5_moe", delta_net_layers, plain)
     add("minimax minimax_text_01 minimax_m1", lightning_layers, plain)
     add("nemotron_h", nemotron_layers, Habits(gated=False))
+    add("jamba", jamba_layers, Habits(tied=True))
+    add("mimo_v2_flash mimo_v2", mimo_layers, plain)
+    add("gemma4_text gemma4", gemma4_layers, Habits(tied=True))
+    add("nemotron-nas", searched_layers, plain)
     add("granitemoehybrid", granite_hybrid_layers, Habits(tied=True))
     return table
 

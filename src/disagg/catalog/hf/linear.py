@@ -110,6 +110,28 @@ def nemotron_layers(fields: Fields, habits: Habits) -> list[Layer]:
     return layers
 
 
+def jamba_layers(fields: Fields, habits: Habits) -> list[Layer]:
+    """Jamba: one layer of attention in each period, the others Mamba-1; experts in every other layer.
+
+    Mamba-1 has a state per channel and no heads; it reads as Mamba-2 with heads of 64 channels, which has the same
+    state and within a few percent the same projections.
+    """
+    inner = fields.integer("mamba_expand", default=2) * hidden_size(fields)
+    mamba = LinearAttention(
+        key_heads=1,
+        value_heads=max(1, inner // 64),
+        key_dim=fields.integer("mamba_d_state", default=16),
+        value_dim=64,
+        conv_width=fields.integer("mamba_d_conv", default=4),
+        state_bytes=_state_bytes(fields),
+    )
+    period, offset = fields.integer("attn_layer_period"), fields.integer("attn_layer_offset", least=0)
+    return [
+        Layer(softmax(fields, habits, None) if i % period == offset else mamba, feed_forward(fields, habits, i))
+        for i in range(layer_count(fields))
+    ]
+
+
 def granite_hybrid_layers(fields: Fields, habits: Habits) -> list[Layer]:
     """Granite 4: `layer_types` says mamba or attention; each layer has a feed-forward part as well."""
     layers = []

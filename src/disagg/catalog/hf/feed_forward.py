@@ -70,9 +70,10 @@ def mixture(fields: Fields, habits: Habits, index: int) -> MoeMlp:
 
 def _shared(fields: Fields, index: int, width: int) -> int:
     """Inner width of all shared experts together."""
-    total = fields.maybe("shared_expert_intermediate_size", "shared_intermediate_size")
-    if total is not None:
-        return total
+    for name in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        total = _first(fields, name, index)
+        if total is not None:
+            return total
     # Ernie names the width of one shared expert by way of their number, Hunyuan gives one number per layer.
     for name in ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"):
         count = _first(fields, name, index)

@@ -15,7 +15,7 @@ from disagg.catalog.model import (
     SoftmaxAttention,
     SparseIndexer,
 )
-from disagg.catalog.models import find_model
+from disagg.catalog.models import find_model, model_entries
 from disagg.errors import ConfigError
 
 BASE: dict[str, object] = {
@@ -210,6 +210,23 @@ def test_lightning_attention() -> None:
         (70, LinearAttention),
         (10, SoftmaxAttention),
     ]
+
+
+def test_lightning_attention_in_both_forms() -> None:
+    """The publisher's file has a list of kinds and lists of widths, the library's own form names the kinds."""
+    published = dict(model_entries()["minimax-text-01"].config)
+    kinds = published["attn_type_list"]
+    assert isinstance(kinds, list)
+    named = ["full_attention" if kind else "linear_attention" for kind in kinds]
+    converted = published | {"model_type": "minimax", "attn_type_list": None, "layer_types": named}
+    for config in (published | {"shared_intermediate_size": [0]}, converted):
+        assert model_from_config(config, name="m", source="c").blocks == find_model("minimax-text-01").blocks
+
+
+def test_a_last_layer_of_experts_that_is_not_named() -> None:
+    """ERNIE: no end index means up to the last layer; a null head width means the division."""
+    config = model_entries()["ernie-4.5-21b-a3b"].config | {"moe_layer_end_index": None, "head_dim": None}
+    assert model_from_config(config, name="m", source="c").blocks == find_model("ernie-4.5-21b-a3b").blocks
 
 
 def test_layers_that_are_one_thing() -> None:

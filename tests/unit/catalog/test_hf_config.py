@@ -78,6 +78,12 @@ def weights(bits: int, kind: str) -> dict[str, object]:
             None,
         ),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, Dtype.MXFP4, Dtype.BF16),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn.indexer"] * 4},
+            Dtype.FP8,
+            None,
+        ),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["l.*.self_attn.indexer.weights_proj"]}, Dtype.FP8, None),
         ({"quant_method": "awq", "bits": 4}, Dtype.INT4, None),
         ({"quant_method": "gptq", "bits": 8}, Dtype.INT8, None),
         ({"quant_method": "compressed-tensors", "config_groups": weights(8, "float")}, Dtype.FP8, None),

@@ -49,6 +49,7 @@ def test_every_name_of_an_entry_finds_it(entry: ModelEntry) -> None:
         ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b", Dtype.BF16),
         ("nvidia/DeepSeek-R1-NVFP4", "deepseek-v3", Dtype.NVFP4),
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b", Dtype.FP8),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", Dtype.FP8),
         ("someone/Llama_3.1 8B-AWQ", "llama-3.1-8b", Dtype.INT4),
     ],
 )

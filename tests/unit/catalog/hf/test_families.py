@@ -225,7 +225,7 @@ def test_lightning_attention_in_both_forms() -> None:
 
 def test_a_last_layer_of_experts_that_is_not_named() -> None:
     """ERNIE: no end index means up to the last layer; a null head width means the division."""
-    config = model_entries()["ernie-4.5-21b-a3b"].config | {"moe_layer_end_index": None, "head_dim": None}
+    config = dict(model_entries()["ernie-4.5-21b-a3b"].config) | {"moe_layer_end_index": None, "head_dim": None}
     assert model_from_config(config, name="m", source="c").blocks == find_model("ernie-4.5-21b-a3b").blocks
 
 

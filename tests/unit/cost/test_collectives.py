@@ -221,6 +221,18 @@ def test_stages_send_their_part_of_the_stream() -> None:
     assert found["point_to_point", 4] == 3 * 4096 * 2 / 2
 
 
+def test_stages_with_attention_groups_send_all_tokens() -> None:
+    """Two stages of four groups, 16 sequences: each rank sends a quarter of the 8 vectors of a micro-batch."""
+    found = exchanges(Replica(LLAMA_8B, device(), Shape(4, 2, attention_data=4)), 16)
+    assert found["point_to_point", 8] == 8 * 4096 * 2 / 4
+
+
+def test_groups_that_share_caches_exchange_their_own_queries() -> None:
+    """Two groups of four ranks, two of which share a cache: each group gathers queries of 16 heads for 3 tokens."""
+    found = exchanges(Replica(LLAMA_8B, device(), Shape(8, attention_data=2, context=2)), 6)
+    assert found["all_gather", 2] == 32 * 3 * 16 * 128 * 2
+
+
 def test_experts_receive_each_token_once_per_rank() -> None:
     """DeepSeek-V3 on 8 attention groups and expert ranks, 16 sequences: 2 tokens per rank go to 8 (1 - (7/8)^8) ranks
     in 1 B per element and come back in 2, in 58 layers; 3 dense layers gather and scatter all 16."""
@@ -230,6 +242,7 @@ def test_experts_receive_each_token_once_per_rank() -> None:
     copies = 8 * (1 - (7 / 8) ** 8)
     assert found["all_to_all", 8] == pytest.approx(58 * 2 * copies * 7168 * 3)
     assert found["reduce_scatter", 8] == 3 * 16 * 7168 * 2
+    assert found["all_gather", 8] == 3 * 16 * 7168 * 2 + 16 * 129280 * 2
     assert found["all_reduce", 8] == 16 * 7168 * 2
 
 

@@ -66,6 +66,15 @@ def test_products_move_weights_inputs_and_outputs() -> None:
     assert moved(LLAMA_8B, decode_work(a(7), a(10)), "head") == head
 
 
+def test_dense_layers_of_attention_groups_see_every_token() -> None:
+    """Four groups, 8 sequences: each rank has a quarter of the feed-forward layers and all 8 tokens in them."""
+    replica = Replica(LLAMA_8B, device(), Shape(4, attention_data=4))
+    found = step_operators(replica, load(decode_work(a(8), a(10)), replica.shape))
+    assert sum(float(o.flops) for o in found if o.part == "mlp") == 8 * 32 * 2 * 3 * 4096 * 14336 / 4
+    assert sum(float(o.flops) for o in found if o.part == "projections") == 2 * 32 * 2 * 4096 * (6144 + 4096)
+    assert sum(float(o.flops) for o in found if o.part == "head") == 8 * 2 * 4096 * 128256 / 4
+
+
 def test_a_router_scores_every_expert() -> None:
     """Mixtral, 5 tokens: 4096 x 8 weights, inputs and scores; then 8 scores of 4 B and the vector itself."""
     product = 4096 * 8 * 2 + 5 * 2 * (4096 + 8)

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from disagg.catalog.model import VisionEncoder
+from disagg.catalog.model import Block, VisionEncoder
 from disagg.catalog.precision import Dtype
 from disagg.cost.memory import Budget, activation_bytes, plan_memory, pool_tokens, restore_seconds
 from disagg.cost.plan import Habits, Precision, Replica, Shape
 from disagg.cost.weights import weight_bytes
 from disagg.errors import ConfigError
-from tests.support.cost_examples import DEEPSEEK_V3, GEMMA_9B, LLAMA_8B, LLAMA_70B, MIXTRAL, device, figure
+from tests.support.cost_examples import DEEPSEEK_V3, GEMMA_9B, HYBRID, LLAMA_8B, LLAMA_70B, MIXTRAL, device, figure
 
 GIB = 2**30
 FP8_SHAPE = Shape(8, attention_data=8, expert=8)
@@ -159,6 +159,21 @@ def test_activations_are_those_of_the_widest_layer() -> None:
     assert activation_bytes(replica, 1000.0, 1.0) == 1000 * (2 * 4096 + 3 * 14336) * 2
     halved = activation_bytes(dataclasses.replace(replica, shape=Shape(2)), 1000.0, 1.0)
     assert halved == 1000 * (2 * 4096 + 3 * 14336 / 2) * 2
+
+
+def test_activations_of_other_layers() -> None:
+    """1000 tokens. DeepSeek-V3 on one device: 8 experts' inner widths and twice the stream each. The hybrid: the
+    dense layer of 3 x 4096 outweighs the scan of 2 x 512 + 3 x 1024. A model of scans alone has these."""
+    moe = activation_bytes(Replica(DEEPSEEK_V3, device()), 1000.0, 1.0)
+    assert moe == 1000 * (2 * 7168 + 8 * (3 * 2048 + 2 * 7168)) * 2
+    spread = activation_bytes(Replica(DEEPSEEK_V3, device(), FP8_SHAPE), 1000.0, 1.0)
+    assert spread == moe
+    assert activation_bytes(Replica(HYBRID, device()), 1000.0, 1.0) == 1000 * (2 * 1024 + 3 * 4096) * 2
+    scans = dataclasses.replace(HYBRID, blocks=(Block(2, HYBRID.blocks[0].attention, None),))
+    assert activation_bytes(Replica(scans, device()), 1000.0, 1.0) == 1000 * (2 * 1024 + 2 * 512 + 3 * 1024) * 2
+    latents = dataclasses.replace(DEEPSEEK_V3, blocks=(Block(2, DEEPSEEK_V3.blocks[0].attention, None),))
+    wide = 512 + 64 + 1536 + 128 * 2 * (128 + 64 + 128) / 8
+    assert activation_bytes(Replica(latents, device(), Shape(8)), 1000.0, 1.0) == 1000 * (2 * 7168 + wide) * 2
 
 
 def test_many_logits_may_be_more_than_a_layer() -> None:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from disagg.catalog.model import Model
+from disagg.catalog.models import find_model, model_entries
 from disagg.catalog.params import count_parameters
 from disagg.catalog.precision import Dtype
 from disagg.cost.experts import distinct_experts, inclusion
 from disagg.cost.load import load, mean_reach
 from disagg.cost.operator import Operator
 from disagg.cost.plan import Habits, Precision, Replica, Shape
-from disagg.cost.step import step_operators
+from disagg.cost.step import price, step_operators
 from disagg.cost.weights import weight_bytes
 from disagg.cost.work import Work, decode_work, prompt_work
 from tests.support.cost_examples import DEEPSEEK_V3, GEMMA_9B, HYBRID, LLAMA_8B, MIXTRAL, MODELS, OPT_13B, device
@@ -55,6 +56,17 @@ def test_one_device_holds_every_parameter_of_the_catalogue(model: Model) -> None
     held = weight_bytes(Replica(model, device()))
     counted = count_parameters(model).parts
     assert {part: size / 2 for part, size in held.items()} == pytest.approx(dict(counted))
+
+
+def test_every_model_of_the_catalogue_can_be_priced() -> None:
+    """Whatever its layers are: weights as counted, and a finite time for a prompt and for decoding."""
+    for name in model_entries():
+        replica = Replica(find_model(name), device())
+        held = {part: size / 2 for part, size in weight_bytes(replica).items()}
+        assert held == pytest.approx(dict(count_parameters(replica.model).parts)), name
+        for work in (decode_work(a(4), a(1000)), prompt_work(a(2), a(300))):
+            taken = float(price(replica, work).seconds)
+            assert 0 < taken < 60, name
 
 
 def test_grouped_queries_read_few_kv_heads() -> None:

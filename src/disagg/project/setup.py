@@ -22,6 +22,7 @@ from disagg.project.devices import with_settings
 from disagg.project.first_token import HostTimes
 from disagg.project.habits import habits_of, precision_of
 from disagg.project.links import link_of
+from disagg.project.not_yet import not_yet
 from disagg.project.transfer import GIB, TransferLink
 from disagg.project.workload import Workload, cached_tokens
 from disagg.topology.effective import stage_value
@@ -109,7 +110,7 @@ def make_setup(topology: Topology) -> Setup:
         ConfigError: With everything that is wrong: names that are not in the catalogue, shapes that do not divide a
             model, figures that are missing.
     """
-    problems: list[Problem] = []
+    problems = not_yet(topology)
     model = _found(lambda: find_model(topology.model), problems, "model")
     pools: dict[Stage, PoolSetup] = {}
     if model is not None:

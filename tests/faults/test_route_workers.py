@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,8 @@ from disagg.http.responder import Responder
 from disagg.router.fleet import State
 from disagg.router.workers import WorkerPool
 from tests.faults.test_admin import KEY, call
-from tests.faults.test_route import Desk, decode_only, desk, engines
+from tests.faults.test_route import Desk, dead_url, decode_only, desk, engines
+from tests.support.launch_fakes import free_port
 from tests.support.mock_engine import MockEngine, gated
 from tests.support.wire import metric
 
@@ -171,3 +174,38 @@ async def test_the_page_of_metrics_counts_the_requests_of_all_processes() -> Non
         await served_by(d, 10)
         page = (await d.get("/metrics")).body.decode()
         assert metric(page, "disagg_requests_total") == 10
+
+
+async def started(port: int) -> tuple[asyncio.subprocess.Process, list[int]]:
+    """`disagg route` with two router processes, as a user starts it, and the processes that it has started."""
+    words = ["--model", "m", "--decode", dead_url(), "--port", str(port), "--router-workers", "2"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "disagg", "route", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        line = await process.stdout.readline()
+    assert b"Routing m over 1 decode" in line, line + await process.stdout.read()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return process, [int(pid) for pid in children]
+
+
+async def gone(pids: list[int]) -> None:
+    """Wait until none of these processes runs."""
+    async with asyncio.timeout(30):
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_the_command_ends_with_all_its_processes(how: signal.Signals) -> None:
+    """In order after a signal; and when the first process is killed, nobody is left on the port."""
+    process, workers = await started(free_port())
+    assert len(workers) == 2
+    process.send_signal(how)
+    async with asyncio.timeout(60):
+        code = await process.wait()
+    assert code == (0 if how is signal.SIGTERM else -how)
+    await gone(workers)

@@ -171,7 +171,8 @@ class Admin:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise BadRequestError(f"{where}: {first['msg']}.", param=where) from error
+            message = first["msg"].removeprefix("Value error, ").rstrip(".")
+            raise BadRequestError(f"{where}: {message}.", param=where) from error
         added = self._member(roster.add(stage, endpoint, endpoint.name))
         return json_answer(201, self._shown(added))
 

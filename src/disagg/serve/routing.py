@@ -63,7 +63,12 @@ def route(file: FleetFile, source: Source) -> int:
     """
     look_less_often()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Routing(file, source).serve())
+        return runner.run(_route(file, source))
+
+
+async def _route(file: FleetFile, source: Source) -> int:
+    # Inside the loop: several router processes are waited for on it.
+    return await Routing(file, source).serve()
 
 
 class Routing:

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from disagg.cli.flags import CommandFlag, CommandLine, add_topology_flags, build_topology, split_command_flags
 from disagg.errors import ConfigError, Problem
+from disagg.project.compare import Comparison, compare
 from disagg.project.figures import project
-from disagg.project.report_json import as_json
-from disagg.project.report_text import render
+from disagg.project.report_json import as_json, comparison_as_json
+from disagg.project.report_text import render, render_comparison
+from disagg.project.result import Projection
 from disagg.project.setup import make_setup
 from disagg.topology.instances import Instance
 from disagg.topology.load import LoadedTopology
@@ -20,6 +22,7 @@ from disagg.topology.spec import Platform, Topology
 
 FLAGS = (
     CommandFlag("--config", takes_value=True, short="-c"),
+    CommandFlag("--compare", takes_value=True),
     CommandFlag("--json"),
     CommandFlag("--help", short="-h"),
 )
@@ -28,6 +31,7 @@ examples:
   disagg project --model llama-3.1-70b --accelerator h100-sxm --tp 8 --input-len 2048 --output-len 256
   disagg project --model llama-3.1-70b --accelerator h100-sxm --disaggregate --prefill-tp 4 --decode-tp 8 \\
       --decode-replicas 2 --kv-transfer-bw-gbps 400 --max-concurrency 64
+  disagg project --config topology.yaml --compare colocated
   disagg project --config topology.yaml --json
 """
 
@@ -41,13 +45,33 @@ def main(argv: Sequence[str]) -> int:
     given, words = split_command_flags(argv, FLAGS)
     if "--help" in given:
         _parser().parse_args(["--help"])
+    wanted = given.get("--compare", "colocated")
+    if wanted != "colocated":
+        raise ConfigError([Problem("--compare", f"{wanted!r}: what can be compared with is colocated")])
     loaded = load(words, given)
-    projection = project(make_setup(loaded.topology))
-    if "--json" in given:
-        print(json.dumps(as_json(projection), indent=2))
-    else:
-        render(projection, Console(highlight=False, soft_wrap=True))
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        setup = make_setup(loaded.topology)
+        if "--compare" in given:
+            _show(compare(setup), console, machine="--json" in given)
+        else:
+            _show(project(setup), console, machine="--json" in given)
+    except ConfigError as error:
+        # What memory and formulas find is told like the rest: by flag, or by line of the file.
+        raise ConfigError(loaded.provenance.explain(error.problems)) from error
     return 0
+
+
+def _show(found: Projection | Comparison, console: Console, *, machine: bool) -> None:
+    if isinstance(found, Comparison):
+        if machine:
+            print(json.dumps(comparison_as_json(found), indent=2))
+        else:
+            render_comparison(found, console)
+    elif machine:
+        print(json.dumps(as_json(found), indent=2))
+    else:
+        render(found, console)
 
 
 def load(words: Sequence[str], given: Mapping[str, str | bool]) -> LoadedTopology:
@@ -83,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
     )
     parser.add_argument("-c", "--config", metavar="FILE", help="topology file; flags win over it")
+    parser.add_argument(
+        "--compare", metavar="colocated", help="the same devices as engines that do both, side by side"
+    )
     parser.add_argument("--json", action="store_true", help="print the projection for machines")
     add_topology_flags(parser, sizing=True)
     return parser

@@ -19,6 +19,7 @@ from disagg.project.run import solve
 from disagg.project.setup import PoolSetup, Setup
 from disagg.project.shares import share_out
 from disagg.project.transfer import GIB
+from disagg.project.warnings import limit_reason, warnings_of
 from disagg.topology.spec import Stage
 
 _MS = 1e3
@@ -54,6 +55,8 @@ def project(setup: Setup) -> Projection:
             for stage, pool in setup.pools.items()
             if stage is not Stage.ENCODE
         },
+        limit=limit_reason(setup, outcome),
+        warnings=warnings_of(setup, held, outcome),
         notes=tuple(dict.fromkeys((*setup.model.notes, *step.notes, *prompt.notes))),
     )
 

@@ -31,6 +31,7 @@ class Outcome:
         pollution: Share of the time that goes into them.
         lift: By what share a token takes longer than in pure decode.
         decode_rate: Output tokens/s of the deployment.
+        decode_capacity: Output tokens/s that decode alone could do.
         prefill_rate: Prompt tokens/s that it can compute.
         request_rate: Requests/s that it can serve.
         prefill_limits: Where prefill is what limits that.
@@ -50,6 +51,7 @@ class Outcome:
     pollution: Array
     lift: Array
     decode_rate: Array
+    decode_capacity: Array
     prefill_rate: Array
     request_rate: Array
     prefill_limits: NDArray[np.bool_]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from disagg.cost.memory import MemoryPlan
+from disagg.project.compare import COMPARED, Comparison
 from disagg.project.result import Projection
 
 
@@ -20,8 +21,21 @@ def as_json(projection: Projection) -> dict[str, Any]:
         "decode_step_ms": dict(projection.decode_step),
         "prefill_ms": dict(projection.prefill),
         "memory": {stage.value: _memory(plan) for stage, plan in projection.memory.items()},
+        "limit": projection.limit,
         "warnings": list(projection.warnings),
         "notes": list(projection.notes),
+    }
+
+
+def comparison_as_json(pair: Comparison) -> dict[str, Any]:
+    """Both ways of using the same devices."""
+    return {
+        "disaggregated": as_json(pair.split),
+        "colocated": as_json(pair.together),
+        "baseline": pair.baseline,
+        "change": {name: pair.change(name) for name in COMPARED},
+        "verdict": pair.verdict,
+        "reason": pair.reason,
     }
 
 

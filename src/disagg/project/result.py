@@ -53,6 +53,7 @@ class Projection:
         decode_step: What a decode step consists of, in ms, by name.
         prefill: What a prompt's computation consists of, in ms, by name.
         memory: The fullest device of each pool.
+        limit: What limits the request rate, in words.
         warnings: What the reader should think about.
         notes: Defaults and catalogue figures that took part.
     """
@@ -63,6 +64,7 @@ class Projection:
     decode_step: Mapping[str, float]
     prefill: Mapping[str, float]
     memory: Mapping[Stage, MemoryPlan]
+    limit: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from disagg.cost.memory import MemoryPlan
 from disagg.project.compare import COMPARED, Comparison
 from disagg.project.result import Projection
+from disagg.project.sensitivity import Variant
 
 
 def as_json(projection: Projection) -> dict[str, Any]:
@@ -25,6 +27,22 @@ def as_json(projection: Projection) -> dict[str, Any]:
         "warnings": list(projection.warnings),
         "notes": list(projection.notes),
     }
+
+
+def variants_as_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """What single changes would do; the first one is none."""
+    return [
+        {
+            "change": one.name,
+            "refused": one.refused,
+            "devices": one.devices,
+            "ttft_ms": one.ttft_ms,
+            "itl_ms": one.itl_ms,
+            "max_sustainable_request_rate": one.request_rate,
+            "total_throughput_tps_per_gpu": one.tokens_per_device,
+        }
+        for one in variants
+    ]
 
 
 def comparison_as_json(pair: Comparison) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from disagg.cost.memory import GIB, MemoryPlan
 from disagg.project.compare import COMPARED, Comparison
 from disagg.project.result import Projection, Quantity
+from disagg.project.sensitivity import Variant
 
 _BAR = 30
 # Title, and the figures with the words that a reader sees. A figure that is absent is left out.
@@ -139,6 +140,22 @@ def _memory(console: Console, stage: str, plan: MemoryPlan) -> None:
     for name, size in parts.items():
         if size:
             table.add_row(name, f"{size / GIB:.2f} GiB", "#" * max(1, round(_BAR * size / plan.capacity)))
+    console.print(table)
+
+
+def render_variants(variants: Sequence[Variant], console: Console) -> None:
+    """Print what single changes would do."""
+    console.print("[bold]What one change would do[/bold]")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", width=34)
+    for title in ("devices", "TTFT ms", "ITL ms", "req/s", "tok/s each"):
+        table.add_column(title, justify="right")
+    for one in variants:
+        if one.refused:
+            table.add_row(one.name, "cannot be done")
+            continue
+        numbers = (one.ttft_ms, one.itl_ms, one.request_rate, one.tokens_per_device)
+        table.add_row(one.name, str(one.devices), *(f"{n:,.0f}" if n >= 1000 else f"{n:.4g}" for n in numbers))
     console.print(table)
 
 

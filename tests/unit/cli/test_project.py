@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 from pathlib import Path
@@ -91,3 +92,23 @@ def test_serving_refuses_what_only_sizes(capsys: pytest.CaptureFixture[str]) -> 
     words = ["--model", "m", "--platform", "emulated", "--prefill-replicas", "1", "--decode-replicas", "1"]
     assert main(["serve", *words, "--input-len", "5", "--dry-run"]) == 2
     assert "--input-len: is for `disagg project`" in capsys.readouterr().err
+
+
+def test_a_figure_is_explained_with_its_parts_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    """Short names work; a wrong one is told with the nearest."""
+    assert main(["project", *SEED, "--explain", "ttft"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ttft_ms = ")
+    assert "first decode step" in out
+    assert "aiconfigurator" in out
+    assert main(["project", *SEED, "--explain", "ttfd"]) == 2
+    assert "did you mean ttft?" in capsys.readouterr().err
+
+
+def test_rows_for_a_spreadsheet_have_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same names and values as for machines."""
+    found = figures(capsys, *SEED)
+    assert main(["project", *SEED, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {row["figure"] for row in rows} == set(found)
+    assert {row["figure"]: row["value"] for row in rows}["ttft_ms"] == str(found["ttft_ms"])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from disagg.cost.decode import decode
 from disagg.cost.prefill import prefill
-from disagg.cost.step import StepModel
-from disagg.cost.work import Array, Estimate
+from disagg.cost.work import Array, Estimate, decode_work, prompt_work
 from disagg.project.billing import per_million
 from disagg.project.capacity import Capacity, capacity, memory_of
 from disagg.project.open_loop import OpenLoop
 from disagg.project.outcome import Outcome
+from disagg.project.pricing import basis_of
 from disagg.project.result import Basis, Projection, Quantity
 from disagg.project.run import solve
 from disagg.project.setup import PoolSetup, Setup
@@ -44,6 +45,7 @@ def project(setup: Setup) -> Projection:
         **_price(setup, outcome),
     }
     step, prompt = _estimates(setup, held)
+    figures = _with_bases(figures, setup, held)
     return Projection(
         mode="disaggregated" if setup.split else "colocated",
         figures=figures,
@@ -59,6 +61,48 @@ def project(setup: Setup) -> Projection:
         warnings=warnings_of(setup, held, outcome),
         notes=tuple(dict.fromkeys((*setup.model.notes, *step.notes, *prompt.notes))),
     )
+
+
+_FROM_DECODE = (
+    "itl_ms",
+    "tpot_ms",
+    "decode_total_ms",
+    "per_request_decode_tps",
+    "decode_step_latency_ms",
+    "pure_step_latency_ms",
+    "decode_throughput_tps",
+    "decode_throughput_tps_per_gpu",
+)
+_FROM_PREFILL = ("prefill_compute_ttft_ms", "prefill_throughput_tps")
+_FROM_BOTH = (
+    "ttft_ms",
+    "request_latency_ms",
+    "mixed_step_latency_ms",
+    "mixed_step_fraction_pct",
+    "tpot_pollution_pct",
+    "tpot_lift_pct",
+    "total_throughput_tps_per_gpu",
+    "max_sustainable_request_rate",
+    "limiting_pool",
+)
+# From the loosest to the firmest.
+_FIRMNESS = (Basis.MODELLED, Basis.TRANSPORTED, Basis.MEASURED)
+
+
+def _with_bases(figures: dict[str, Quantity], setup: Setup, held: Capacity) -> dict[str, Quantity]:
+    """Say of each figure whether the step times that it is made of are modelled, measured, or carried over."""
+    before, after = deciding(setup)
+    work = setup.workload
+    share = np.asarray(_per_replica(held.used, after.replicas))
+    step = basis_of(after.pricer, decode_work(share, work.input_tokens + work.output_tokens / 2))
+    prompt = basis_of(before.pricer, prompt_work(np.ones(()), work.new_tokens, work.cached_tokens))
+    looser = min(step, prompt, key=_FIRMNESS.index)
+    bases = {
+        **dict.fromkeys(_FROM_DECODE, step),
+        **dict.fromkeys(_FROM_PREFILL, prompt),
+        **dict.fromkeys(_FROM_BOTH, looser),
+    }
+    return {name: replace(q, basis=bases[name]) if name in bases else q for name, q in figures.items()}
 
 
 def _ms(seconds: Array) -> float:
@@ -83,10 +127,8 @@ def _estimates(setup: Setup, held: Capacity) -> tuple[Estimate, Estimate]:
     before, after = deciding(setup)
     work = setup.workload
     share = np.asarray(_per_replica(held.used, after.replicas))
-    step = decode(StepModel(after.replica), share, work.input_tokens, work.output_tokens, float(work.step_tokens))
-    prompt = prefill(
-        StepModel(before.replica), np.ones(()), work.new_tokens, work.cached_tokens, chunk=before.chunking.chunk
-    )
+    step = decode(after.pricer, share, work.input_tokens, work.output_tokens, float(work.step_tokens))
+    prompt = prefill(before.pricer, np.ones(()), work.new_tokens, work.cached_tokens, chunk=before.chunking.chunk)
     return step, prompt
 
 

@@ -7,7 +7,6 @@ from disagg.topology.spec import Topology
 
 _PROJECTION = (
     "inference_mode",
-    "profiling_mode",
     "serving_model",
     "inference_batch_size",
     "decode_kernel_occupancy_us",
@@ -20,9 +19,6 @@ _PROJECTION = (
     "sampling_temperature",
     "sampling_top_k",
     "sampling_top_p",
-    "anchors",
-    "prefill_anchors",
-    "decode_anchors",
 )
 _WORKLOAD = ("think_ms",)
 
@@ -30,7 +26,9 @@ _WORKLOAD = ("think_ms",)
 def not_yet(topology: Topology) -> list[Problem]:
     """One problem for each setting that is not at its default and would change nothing."""
     sections = (("projection", topology.projection, _PROJECTION), ("workload", topology.workload, _WORKLOAD))
-    return [
+    both = topology.projection.profiling_mode == "both"
+    told = "both is not carried out by this version; project once with benchmark and once with simulate"
+    return [Problem("projection.profiling_mode", told)] * both + [
         Problem(f"{section}.{name}", "is not carried out by this version; leave it out")
         for section, settings, names in sections
         for name in names

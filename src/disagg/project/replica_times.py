@@ -8,13 +8,12 @@ import numpy as np
 
 from disagg.cost.prefill import prefill
 from disagg.cost.speculation import Speculation
-from disagg.cost.step import StepModel
-from disagg.cost.work import Array, Work, decode_work
+from disagg.cost.work import Array, Pricer, Work, decode_work
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledTimes:
-    """Times of one replica as the cost model prices them.
+    """Times of one replica as the cost model prices them, measured steps included.
 
     Attributes:
         model: Prices steps.
@@ -22,7 +21,7 @@ class ModelledTimes:
         speculation: How tokens are proposed in decode steps.
     """
 
-    model: StepModel
+    model: Pricer
     chunk: int = 0
     speculation: Speculation = field(default_factory=Speculation)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from disagg.cost.kv import request_bytes_per_device
-from disagg.cost.step import StepModel
 from disagg.cost.vision import encode
 from disagg.cost.work import Array
 from disagg.errors import ConfigError, Problem
@@ -33,7 +32,7 @@ def solve(setup: Setup, clients: Array) -> Outcome:
 
 def times_of(pool: PoolSetup) -> ReplicaTimes:
     """The times of one replica of a pool."""
-    return ModelledTimes(StepModel(pool.replica), pool.chunking.chunk, pool.speculation)
+    return ModelledTimes(pool.pricer, pool.chunking.chunk, pool.speculation)
 
 
 def encoding(setup: Setup) -> Array:

@@ -16,6 +16,7 @@ from disagg.cost.checks import shape_problems
 from disagg.cost.memory import Budget
 from disagg.cost.plan import Replica, Shape
 from disagg.cost.speculation import Speculation
+from disagg.cost.work import Pricer
 from disagg.errors import ConfigError, Problem
 from disagg.project.colocated import Chunking
 from disagg.project.devices import with_settings
@@ -23,6 +24,7 @@ from disagg.project.first_token import HostTimes
 from disagg.project.habits import habits_of, precision_of
 from disagg.project.links import link_of
 from disagg.project.not_yet import not_yet
+from disagg.project.pricing import pricer_of
 from disagg.project.transfer import GIB, TransferLink
 from disagg.project.workload import Workload, cached_tokens
 from disagg.topology.effective import stage_value
@@ -52,6 +54,7 @@ class PoolSetup:
         speculation: How its decode steps propose tokens.
         chunking: How it cuts prompts.
         most_sequences: Most sequences that its scheduler lets run at once; None for what memory allows.
+        pricer: Prices its steps: the cost model, corrected by measured steps where there are any.
     """
 
     stage: Stage
@@ -61,6 +64,7 @@ class PoolSetup:
     speculation: Speculation
     chunking: Chunking
     most_sequences: int | None
+    pricer: Pricer
 
     @property
     def devices(self) -> int:
@@ -155,14 +159,19 @@ def _pool(topology: Topology, stage: Stage, pool: Pool, model: Model, problems: 
     if device is None:
         return None
     precision = _found(lambda: precision_of(topology, stage, model, device), problems)
-    if precision is None:
+    if precision is None or shape_problems(model, shape):
+        return None
+    replica = Replica(model, device, shape, precision, habits_of(settings))
+    steps = settings.speculative_num_tokens + 1 if stage in (Stage.DECODE, Stage.COLOCATED) else 1
+    pricer = _found(lambda: pricer_of(settings, stage, replica, steps), problems)
+    if pricer is None:
         return None
     budget_tokens = stage_value(topology, stage, "max_num_batched_tokens")
     chunk = stage_value(topology, stage, "max_seq_len_to_capture")
     proposals = settings.speculative_num_tokens if stage in (Stage.DECODE, Stage.COLOCATED) else 0
     return PoolSetup(
         stage=stage,
-        replica=Replica(model, device, shape, precision, habits_of(settings)),
+        replica=replica,
         replicas=_replicas(pool),
         budget=Budget(
             share=settings.kv_cache_memory_fraction,
@@ -175,6 +184,7 @@ def _pool(topology: Topology, stage: Stage, pool: Pool, model: Model, problems: 
         ),
         chunking=Chunking(chunk=chunk or 0, budget=budget_tokens or 0),
         most_sequences=stage_value(topology, stage, "max_num_seqs"),
+        pricer=pricer,
     )
 
 

@@ -28,8 +28,9 @@ class Projection(Spec):
     """Project separate pools; follows from the pools that are given if not said."""
     inference_mode: Literal["performance", "memory", "both"] = "both"
     """Which reports to print."""
-    profiling_mode: Literal["benchmark", "simulate", "both"] = "simulate"
-    """Whether step times are measured ones (anchors), modelled, or both side by side."""
+    profiling_mode: Literal["benchmark", "simulate", "both"] | None = None
+    """Whether step times are measured ones (benchmark: needs anchors), modelled (simulate: leaves anchors aside), or
+    both side by side. If not given, anchors count where there are any."""
     serving_model: Literal["continuous", "static"] = "continuous"
     """Colocated engines: continuous batching with mixed steps, or a batch that is prefilled once and then decodes."""
     inference_batch_size: Count = 1

@@ -112,3 +112,50 @@ def test_rows_for_a_spreadsheet_have_every_figure(capsys: pytest.CaptureFixture[
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert {row["figure"] for row in rows} == set(found)
     assert {row["figure"]: row["value"] for row in rows}["ttft_ms"] == str(found["ttft_ms"])
+
+
+ANCHOR = {
+    "source": "by hand",
+    "regime": {"model": "llama-3.1-8b", "accelerator": "h100-sxm"},
+    "decode": [{"sequences": n, "context": c, "ms": 20.0} for n in (1, 64) for c in (512, 4096)],
+    "prefill": [{"prompts": 1, "tokens": 1024, "ms": 50.0}],
+}
+
+
+def test_measured_step_times_replace_the_model_and_every_figure_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inside their range they are measured, beyond it transported; without them modelled."""
+    path = tmp_path / "anchors.json"
+    path.write_text(json.dumps(ANCHOR))
+    words = ["--model", "llama-3.1-8b", "--accelerator", "h100-sxm", "--disaggregate", "--json"]
+
+    def run(*more: str) -> dict[str, dict[str, object]]:
+        assert main(["project", *words, *more]) == 0
+        found: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)["figures"]
+        return found
+
+    inside = run("--anchors", str(path), "--max-concurrency", "16")
+    plain = run("--max-concurrency", "16")
+    # Steps of 20 ms were measured all around, where the model says less than half of that.
+    assert float(str(inside["decode_step_latency_ms"]["value"])) > 15 > float(str(plain["itl_ms"]["value"]))
+    assert inside["decode_step_latency_ms"]["basis"] == "measured"
+    assert run("--anchors", str(path), "--max-concurrency", "256")["itl_ms"]["basis"] == "transported"
+    assert plain["itl_ms"]["basis"] == "modelled"
+    aside = run("--anchors", str(path), "--profiling-mode", "simulate", "--max-concurrency", "16")
+    assert aside == plain
+
+
+def test_anchors_of_another_regime_and_a_missing_measurement_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what differs, and with the ways on."""
+    path = tmp_path / "anchors.json"
+    path.write_text(json.dumps(ANCHOR))
+    assert main(["project", "--model", "llama-3.1-8b", "--accelerator", "h200-sxm", "--anchors", str(path)]) == 2
+    assert "accelerator is h100-sxm there and h200-sxm here" in capsys.readouterr().err
+    words = ["--model", "llama-3.1-8b", "--accelerator", "h200-sxm"]
+    assert main(["project", *words, "--profiling-mode", "benchmark"]) == 2
+    assert "--profiling-mode: benchmark needs measured step times" in capsys.readouterr().err
+    assert main(["project", *words, "--anchors", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err

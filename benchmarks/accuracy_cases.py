@@ -25,7 +25,7 @@ DATA = Path(__file__).parent / "data"
 FORMATS = {"fp8": Dtype.FP8, "fp8_block": Dtype.FP8, "nvfp4": Dtype.NVFP4, "int4_wo": Dtype.INT4}
 NARROW = (Dtype.NVFP4, Dtype.INT4)
 HARNESS_LENGTHS = {(1024, 1024), (8192, 1024), (1024, 8192)}
-MEAN_OF_LENGTHS = 0.9
+SHORTEST = 0.8
 """InferenceMAX's client draws lengths evenly from 0.8 of the stated ones to all of them (RANDOM_RANGE_RATIO 0.8)."""
 
 OF_2023 = Habits(step_overhead=SERIAL_HOST.value, graphs=False)
@@ -106,19 +106,20 @@ def _silicon_case(row: Mapping[str, str]) -> Case:
     if not row["concurrency"]:
         raise LeftOutError("concurrency not published, and the first token waits for the other clients")
     clients, lengths = int(row["concurrency"]), (number(row, "isl"), number(row, "osl"))
-    mean = MEAN_OF_LENGTHS if lengths in HARNESS_LENGTHS else 1.0
+    shortest = SHORTEST if lengths in HARNESS_LENGTHS else 1.0
+    mean = (1.0 + shortest) / 2
     prompt, answer = (max(1.0, round(tokens * mean)) for tokens in lengths)
     if split:
         before = Side(_replica(row, "prefill_"), number(row, "prefill_num_workers"))
         after = Side(_replica(row, "decode_"), number(row, "decode_num_workers"))
 
         def predict() -> Mapping[str, float]:
-            return split_run(clients, prompt, answer, before, after)
+            return split_run(clients, prompt, answer, before, after, shortest)
     else:
         side = Side(_replica(row, ""), 1)
 
         def predict() -> Mapping[str, float]:
-            return colocated_run(clients, prompt, answer, side)
+            return colocated_run(clients, prompt, answer, side, shortest)
 
     measured = {"ttft": float(row["silicon_ttft_ms"]) / 1e3, "tpot": float(row["silicon_tpot_ms"]) / 1e3}
     if min(measured.values()) <= 0:

@@ -3,8 +3,9 @@
 Every row of benchmarks/data (see its README for the sources) is either predicted or counted with the reason why it is
 not. What rows do not say is taken as follows, and none of it is fitted:
 
-- a serving point is a run of ten requests per client, all clients at once, with lengths drawn evenly from 0.8 of the
-  stated ones to all of them where these are InferenceMAX's (its client's settings); lengths as stated elsewhere;
+- a serving point is a run of ten requests per client, all clients at once, followed event by event; answers are drawn
+  evenly from 0.8 of the stated length to all of it where lengths are InferenceMAX's (its client's settings), prompts
+  have the mean of the same; lengths as stated elsewhere;
 - `tp_size` x `attention_dp_size` devices per replica, experts over `moe_ep_size` ranks; where the table squares the
   number of devices and says whether TP or attention DP is meant, the root is taken;
 - number formats by name (fp8, fp8_block: FP8; nvfp4; int4_wo: INT4 weights); BF16 without one; the KV cache is FP8

@@ -112,6 +112,17 @@ async def test_a_storm_of_clients_that_give_up_leaves_room_for_the_next_at_once(
         await until(lambda: all(len(n.instance.core.engine.running) == 0 for n in c.nodes.values()))
 
 
+@pytest.mark.parametrize("prompts", [["a", 1], [[-1], [2]], [[1], []]], ids=["text", "first", "second"])
+async def test_a_list_with_one_prompt_that_is_refused_leaves_no_kv(prompts: list[object]) -> None:
+    """The refusal ends the other prompts' legs, some of them in the very turn in which prefill answers them."""
+    settings = replace(SETTINGS, lease_s=60.0, num_blocks=4096)
+    async with cluster(2, 2, settings=settings, pace=SimplePace(200_000, 0.005)) as c:
+        body = {"model": "toy", "prompt": prompts, "max_tokens": 4}
+        results = await asyncio.gather(*(c.ask(Ask(body)) for _ in range(20)))
+        assert {r.ending for r in results} == {Ending.REFUSED}
+        await c.settled()
+
+
 async def test_a_decode_abort_after_which_prefill_dies_frees_decode() -> None:
     """Blocks held for a writer that is gone come home too."""
     async with cluster(2, 1) as c:

@@ -335,3 +335,23 @@ async def test_it_routes_over_emulated_engines_and_notices_a_restart_between_two
     finally:
         for instance in instances:
             await instance.stop()
+
+
+async def test_a_file_that_is_gone_or_is_no_text_is_said_and_looked_after(tmp_path: Path) -> None:
+    """Deleted, replaced by a folder, not UTF-8: the engines stay, and the next good version is taken over."""
+    path = tmp_path / "r.yaml"
+    async with engines(2) as (one, two), desk(decode_only(one), path) as d:
+        await d.until(lambda: d.state("decode-0") is State.READY)
+        watching = asyncio.create_task(d.routing._watch())
+        path.unlink()
+        await d.until(lambda: "cannot be looked at; everything stays as it is" in d.said.getvalue())
+        path.mkdir()
+        await d.until(lambda: d.said.getvalue().count("was not taken over") == 1)
+        path.rmdir()
+        path.write_bytes(b"model: \xff\xfe\n")
+        await d.until(lambda: d.said.getvalue().count("was not taken over") == 2)
+        assert (await d.ask()).status == 200
+        path.write_text(decode_only(one, two))
+        await d.until(lambda: d.state("decode-1") is State.READY)
+        assert not watching.done()
+        watching.cancel()

@@ -59,6 +59,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._times = LegTimes(inf, inf, inf)
         self._ends_at = inf
         self._waiter: asyncio.Future[Response] | None = None
+        self._late: Callable[[Response], None] | None = None
         self._response: Response | None = None
         self._headers: list[Header] = []
         self._head_bytes = 0
@@ -125,6 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamUnreachableError(f"{self.origin.authority} has closed the connection.")
         waiter: asyncio.Future[Response] = loop.create_future()
         self._waiter = waiter
+        self._late = late
         self.transport.write(wire)
         try:
             return await waiter
@@ -267,7 +269,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             if waiter.done():
                 # Whoever waited has just been cancelled, and does not know yet that there is an answer.
-                response.close()
+                (self._late or _close)(response)
             else:
                 waiter.set_result(response)
 

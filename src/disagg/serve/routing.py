@@ -169,6 +169,7 @@ class Routing:
             return
         path = Path(self._source.path)
         seen = _stamp(path)
+        gone = False
         while True:
             try:
                 async with asyncio.timeout(_POLL_S):
@@ -176,6 +177,9 @@ class Routing:
             except TimeoutError:
                 pass
             stamp = _stamp(path)
+            if stamp is None and not gone:
+                self._say(f"{path} cannot be looked at; everything stays as it is", "yellow")
+            gone = stamp is None
             if self._reload.is_set() or (stamp != seen and stamp is not None):
                 self._reload.clear()
                 seen = stamp

@@ -9,6 +9,7 @@ import pytest
 
 from disagg.http.limits import ClientLimits, LegTimes
 from disagg.http.origin import Origin
+from disagg.http.response import Response
 from disagg.http.upstream import UpstreamConnection
 
 TIMES = LegTimes(60.0, 60.0, 60.0)
@@ -96,3 +97,23 @@ async def test_the_beginning_of_an_answer_between_cancelling_and_its_notice_clos
     assert wire.closed
     assert not connection.busy
     assert pool.idle == []
+
+
+async def test_an_answer_between_cancelling_and_its_notice_goes_to_who_takes_late_ones() -> None:
+    """Complete or only begun: whoever the caller named can still read all of it."""
+    for data, rest in ((OK, b""), (OK[:-1], OK[-1:])):
+        pool, wire = Kept(), Wire()
+        connection = UpstreamConnection(pool, Origin.parse("http://127.0.0.1:1"))
+        connection.connection_made(wire)
+        taken: list[Response] = []
+        first = asyncio.create_task(connection.exchange(b"first", TIMES, lambda: 1.0, taken.append))
+        await asyncio.sleep(0)
+        first.cancel()
+        connection.data_received(data)
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert len(taken) == 1
+        if rest:
+            connection.data_received(rest)
+        assert await taken[0].read() == b"ok"
+        assert not wire.closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -54,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     if wanted != "colocated":
         raise ConfigError([Problem("--compare", f"{wanted!r}: what can be compared with is colocated")])
     loaded = load(words, given)
-    console = Console(highlight=False, soft_wrap=True)
+    # In a pipe there is no width to be asked for.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     try:
         setup = make_setup(loaded.topology)
         if "--compare" in given:

@@ -36,6 +36,7 @@ class Outcome:
         request_rate: Requests/s that it can serve.
         prefill_limits: Where prefill is what limits that.
         occupancy: Prompts that a prefill replica holds at a time.
+        alone: Prefill of one prompt on an idle replica.
         transfer: KV transfer of one request; 0 without a split.
     """
 
@@ -56,6 +57,7 @@ class Outcome:
     request_rate: Array
     prefill_limits: NDArray[np.bool_]
     occupancy: Array
+    alone: Array
     transfer: Array
 
     def under_load(self, offered: float, *, deterministic: bool) -> OpenLoop:

@@ -90,6 +90,7 @@ def _split(setup: Setup, clients: Array) -> Outcome:
         request_rate=found.requests_per_second,
         prefill_limits=found.prefill_limits,
         occupancy=found.prefill.occupancy,
+        alone=found.prefill.alone,
         transfer=transfer + nothing,
     )
 
@@ -130,5 +131,6 @@ def _together(setup: Setup, clients: Array) -> Outcome:
         request_rate=rate / work.output_tokens,
         prefill_limits=largest.batch.pure_steps <= 0,
         occupancy=np.ones_like(rate),
+        alone=one + np.zeros_like(rate),
         transfer=np.zeros_like(rate),
     )

@@ -35,8 +35,9 @@ def _interference(setup: Setup, outcome: Outcome) -> Iterator[str]:
 
 
 def _transfer(setup: Setup, outcome: Outcome) -> Iterator[str]:
-    if setup.split and float(outcome.transfer) > float(outcome.first_token["prefill"]):
-        yield "The KV transfer takes longer than the prefill: a faster link, or no split, comes first."
+    # One request's transfer beside one prompt: under load a prefill holds many.
+    if setup.split and float(outcome.transfer) > float(outcome.alone):
+        yield "The KV transfer takes longer than the prefill of one prompt: a faster link, or no split, comes first."
 
 
 def _capacity(held: Capacity) -> Iterator[str]:
@@ -45,6 +46,8 @@ def _capacity(held: Capacity) -> Iterator[str]:
             f"{held.asked} requests at once were asked for, and {held.used:.0f} fit: the {held.ceiling} pool is the "
             "ceiling."
         )
+    elif held.asked is not None and held.used > 0.9 * held.sustainable:
+        yield f"The {held.ceiling} pool is all but full: it holds {held.sustainable:.0f} requests at most."
     if held.asked is None:
         yield (
             f"No --max-concurrency was given: the projection is for the {held.used:.0f} requests that the "

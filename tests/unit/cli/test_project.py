@@ -159,3 +159,11 @@ def test_anchors_of_another_regime_and_a_missing_measurement_are_refused(
     assert "--profiling-mode: benchmark needs measured step times" in capsys.readouterr().err
     assert main(["project", *words, "--anchors", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_report_fits_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hundred columns where there is no terminal, sentences wrapped."""
+    assert main(["project", *SEED]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("What one change would do" in line for line in lines)

@@ -85,7 +85,7 @@ def test_a_reader_is_warned_of_a_slow_link_and_of_a_load_that_does_not_fit() -> 
             model=MODEL,
             prefill=Pool(replicas=1),
             decode=Pool(replicas=1),
-            link=Link(bandwidth_gbps=0.1),
+            link=Link(bandwidth_gbps=8.0),
             workload=Workload(input_len=2048, output_len=64, max_concurrency=100_000),
             projection=Projection(accelerator="h100-sxm"),
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import default_rng
 
+from benchmarks.waves import Station, wave_response
+from disagg.cost.decode import contexts
 from disagg.cost.kv import request_bytes_per_device
 from disagg.cost.memory import Budget, plan_memory
 from disagg.cost.plan import Replica
@@ -16,8 +18,7 @@ from disagg.cost.step import StepModel
 from disagg.cost.work import decode_work
 from disagg.project.colocated import Chunking, colocated
 from disagg.project.replica_times import ModelledTimes
-from disagg.project.waves import Station, wave_response
-from disagg.project.workload import Workload, contexts
+from disagg.project.workload import Workload
 
 ROUNDS = 10
 """Requests per client: InferenceMAX's client sends ten times as many prompts as there are clients."""
@@ -106,7 +107,7 @@ def split_run(
     if fabric is None:
         raise DoesNotFitError
     transfer = float(request_bytes_per_device(after.replica, one(prompt))) / fabric.bandwidth.value
-    model, at = StepModel(after.replica), contexts(Workload(one(prompt), one(answer), one(0.0)))
+    model, at = StepModel(after.replica), contexts(one(prompt), one(answer))
     decoding, step, response = room, 0.0, alone
     for _ in range(SETTLED):
         share = max(decoding / after.workers, 1.0)

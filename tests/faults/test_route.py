@@ -19,7 +19,7 @@ from disagg.router.fleet import State
 from disagg.serve.routing import Routing, Source
 from disagg.topology.fleet_file import LoadedFleet, load_fleet
 from disagg.topology.yaml_source import read_yaml, read_yaml_file
-from tests.support.mock_engine import MockEngine, decoded, gated
+from tests.support.mock_engine import Behaviour, MockEngine, decoded, gated
 from tests.support.rig import Call, Reply
 from tests.unit.engines_emulated.running import ANYWHERE, SETTINGS, pair
 
@@ -188,23 +188,30 @@ async def test_a_silent_engine_gets_no_requests_and_keeps_what_it_has() -> None:
         await d.until(lambda: d.state("decode-0") is State.READY)
 
 
+def streaming(stop: asyncio.Event) -> Behaviour:
+    """Go on sending events until told to stop; health and metrics are answered as the test scripts them."""
+
+    async def steady(engine: MockEngine, request: Request, respond: Responder) -> None:
+        if request.path in ("/health", "/metrics"):
+            assert isinstance(engine, Engine)
+            await engine._answer(engine, request, respond)
+            return
+        respond.start(200, ((b"content-type", b"text/event-stream"),))
+        while not stop.is_set():
+            respond.write(b'data: {"n":1}\n\n')
+            await asyncio.sleep(0.02)
+        respond.finish(b"data: [DONE]\n\n")
+
+    return steady
+
+
 async def test_busy_is_not_dead() -> None:
     """An engine that has no time for health checks but goes on streaming stays in."""
     async with engines() as (engine,), desk(decode_only(engine)) as d:
         await d.until(lambda: d.state() is State.READY)
         stop = asyncio.Event()
 
-        async def steady(e: MockEngine, request: Request, respond: Responder) -> None:
-            if request.path in ("/health", "/metrics"):
-                await engine._answer(e, request, respond)
-                return
-            respond.start(200, ((b"content-type", b"text/event-stream"),))
-            while not stop.is_set():
-                respond.write(b'data: {"n":1}\n\n')
-                await asyncio.sleep(0.02)
-            respond.finish(b"data: [DONE]\n\n")
-
-        engine.default = steady
+        engine.default = streaming(stop)
         call = await d.call(stream=True)
         await call.head()
         engine.health = 0

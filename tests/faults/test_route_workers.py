@@ -16,7 +16,7 @@ from disagg.http.responder import Responder
 from disagg.router.fleet import State
 from disagg.router.workers import WorkerPool
 from tests.faults.test_admin import KEY, call
-from tests.faults.test_route import Desk, dead_url, decode_only, desk, engines
+from tests.faults.test_route import Desk, dead_url, decode_only, desk, engines, streaming
 from tests.support.launch_fakes import free_port
 from tests.support.mock_engine import MockEngine, gated
 from tests.support.wire import metric
@@ -133,17 +133,7 @@ async def test_an_engine_that_streams_to_some_process_is_busy_and_not_dead() -> 
         await ready(d, "decode-0")
         stop = asyncio.Event()
 
-        async def steady(e: MockEngine, request: Request, respond: Responder) -> None:
-            if request.path in ("/health", "/metrics"):
-                await engine._answer(e, request, respond)
-                return
-            respond.start(200, ((b"content-type", b"text/event-stream"),))
-            while not stop.is_set():
-                respond.write(b'data: {"n":1}\n\n')
-                await asyncio.sleep(0.02)
-            respond.finish(b"data: [DONE]\n\n")
-
-        engine.default = steady
+        engine.default = streaming(stop)
         stream = await d.call(stream=True)
         await stream.head()
         engine.health = 0

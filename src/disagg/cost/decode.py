@@ -9,6 +9,13 @@ from disagg.cost.work import Array, Estimate, Pricer, decode_work
 CONTEXTS = 8
 
 
+def contexts(input_tokens: Array, output_tokens: Array) -> Array:
+    """Cache lengths at which decode is priced, evenly from the prompt's end to the answer's: one axis more, of 8."""
+    first = np.asarray(input_tokens, dtype=np.float64)[..., None]
+    span = np.asarray(output_tokens, dtype=np.float64)[..., None]
+    return first + span * (np.arange(CONTEXTS) / (CONTEXTS - 1))
+
+
 def decode(
     model: Pricer,
     sequences: Array,
@@ -28,9 +35,7 @@ def decode(
     Returns:
         The mean over evenly spread contexts from `input_tokens` to `input_tokens + output_tokens`.
     """
-    first = np.asarray(input_tokens, dtype=np.float64)[..., None]
-    span = np.asarray(output_tokens, dtype=np.float64)[..., None]
-    context = first + span * (np.arange(CONTEXTS) / (CONTEXTS - 1))
+    context = contexts(input_tokens, output_tokens)
     count = np.asarray(sequences, dtype=np.float64)[..., None]
     steps = model.price(decode_work(count, context, tokens_per_sequence))
     whole = steps.seconds.mean(axis=-1)

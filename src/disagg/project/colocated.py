@@ -7,11 +7,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from disagg.cost.decode import contexts
 from disagg.cost.work import Array
 from disagg.project.closed_loop import response_time
 from disagg.project.continuous import ContinuousBatch, continuous_batch, prompt_chunks
 from disagg.project.times import ReplicaTimes
-from disagg.project.workload import Workload, contexts
+from disagg.project.workload import Workload
 
 
 class DemandRule(StrEnum):
@@ -81,7 +82,7 @@ def colocated(
         budget=chunking.budget,
         decoding_tokens=others * step_tokens,
     )
-    at = contexts(workload)
+    at = contexts(workload.input_tokens, workload.output_tokens)
     pure = times.decode_step(clients[..., None], at, step_tokens).mean(axis=-1)
     # Over all pieces of a prompt a token looks back on what is cached and on half of the rest.
     looks_back = (workload.cached_tokens + (workload.new_tokens + 1) / 2)[..., None]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disagg.catalog.accelerator import Accelerator, CollectiveCurve, Kernel
-from disagg.catalog.figure import Figure, Origin
+from disagg.catalog.figure import Figure
 from disagg.catalog.precision import Dtype
+from disagg.catalog.user_figures import UserFigure, with_user_figures
+from disagg.cost.memory import GIB
 from disagg.errors import ConfigError, Problem
-from disagg.project.transfer import GIB
 from disagg.topology.projection_spec import Projection
 
 # Time of attention kernels in terms of the default ones: InferaSim's presets.
@@ -24,12 +25,7 @@ def with_settings(device: Accelerator, settings: Projection) -> Accelerator:
     Raises:
         ConfigError: If a peak is given for a number format that there is not.
     """
-    if settings.hbm_capacity_gb is not None:
-        device = replace(device, memory=_given(settings.hbm_capacity_gb * GIB, "--hbm-capacity-gb"))
-    if settings.memory_bw_gbps is not None:
-        device = replace(device, bandwidth=_given(settings.memory_bw_gbps * 1e9, "--memory-bw-gbps"))
-    if settings.peak_tflops is not None:
-        device = replace(device, peak={**device.peak, **_peaks(settings)})
+    device = with_user_figures(device, _figures(settings))
     factor = _ATTENTION_TIME[settings.attention_backend]
     if factor != 1.0:
         device = replace(device, efficiency=_faster(device, factor, settings.attention_backend))
@@ -39,26 +35,22 @@ def with_settings(device: Accelerator, settings: Projection) -> Accelerator:
     return device
 
 
-def _given(value: float, flag: str) -> Figure:
-    return Figure(value, Origin.USER, flag)
-
-
-def _peaks(settings: Projection) -> dict[Dtype, Figure]:
-    known = {d.value: d for d in Dtype}
-    peaks: dict[Dtype, Figure] = {}
+def _figures(settings: Projection) -> list[UserFigure]:
+    """What the user gave in place of the catalogue's figures, in SI units."""
+    given: list[UserFigure] = []
+    if settings.hbm_capacity_gb is not None:
+        given.append(UserFigure("memory", settings.hbm_capacity_gb * GIB, "--hbm-capacity-gb"))
+    if settings.memory_bw_gbps is not None:
+        given.append(UserFigure("bandwidth", settings.memory_bw_gbps * 1e9, "--memory-bw-gbps"))
     problems: list[Problem] = []
     for name, value in (settings.peak_tflops or {}).items():
-        if name not in known:
-            problems.append(
-                Problem("projection.peak_tflops", f"{name} is not a number format; they are {', '.join(known)}")
-            )
-        elif isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            problems.append(Problem("projection.peak_tflops", f"{name} has to be a number of TFLOP/s above 0"))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            problems.append(Problem("projection.peak_tflops", f"{name} has to be a number of TFLOP/s"))
         else:
-            peaks[known[name]] = _given(float(value) * 1e12, "--peak-tflops")
+            given.append(UserFigure(f"peak.{name}", float(value) * 1e12, "--peak-tflops"))
     if problems:
         raise ConfigError(problems)
-    return peaks
+    return given
 
 
 def _faster(device: Accelerator, factor: float, backend: str) -> dict[tuple[Kernel, Dtype], Figure]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from disagg.catalog.figure import Origin
 from disagg.cost.decode import decode
+from disagg.cost.memory import GIB
 from disagg.cost.prefill import prefill
 from disagg.cost.work import Array, Estimate, decode_work, prompt_work
 from disagg.project.billing import per_million
@@ -19,7 +21,6 @@ from disagg.project.result import Basis, Projection, Quantity
 from disagg.project.run import solve
 from disagg.project.setup import PoolSetup, Setup
 from disagg.project.shares import share_out
-from disagg.project.transfer import GIB
 from disagg.project.warnings import limit_reason, warnings_of
 from disagg.topology.spec import Stage
 
@@ -207,12 +208,22 @@ def _capacity(setup: Setup, held: Capacity) -> dict[str, Quantity]:
     how = f"requests that the {held.ceiling} pool's memory and scheduler hold"
     asked = held.used if held.asked is None else float(held.asked)
     return {
-        "concurrency": Quantity(asked, "requests", "asked for, else the most that fit", Basis.GIVEN),
+        "concurrency": Quantity(
+            asked,
+            "requests",
+            "asked for, else the most that fit",
+            Basis.MODELLED if held.asked is None else Basis.GIVEN,
+        ),
         "sustainable_concurrency": Quantity(held.sustainable, "requests", how),
         "concurrency_used": Quantity(held.used, "requests", "the smaller of the two"),
         "concurrency_capped": Quantity(held.capped, "", "more were asked for than fit"),
         "ceiling_pool": Quantity(held.ceiling.value, "", "the pool whose memory is the ceiling"),
-        "hbm_capacity_gb": Quantity(memory.value / GIB, "GiB", str(memory.source), Basis.GIVEN),
+        "hbm_capacity_gb": Quantity(
+            memory.value / GIB,
+            "GiB",
+            memory.source,
+            Basis.GIVEN if memory.origin is Origin.USER else Basis.CATALOGUE,
+        ),
         "hbm_capacity_source": Quantity(f"{memory.origin}: {memory.source}", "", ""),
     }
 

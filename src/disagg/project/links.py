@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from disagg.cost.memory import GIB
 from disagg.errors import ConfigError, Problem
-from disagg.project.transfer import GIB, TransferLink
+from disagg.project.transfer import TransferLink
 from disagg.topology.spec import Topology
 
 # GiB/s and microseconds: InferaSim's presets of the same names.

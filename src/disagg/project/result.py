@@ -19,6 +19,8 @@ class Basis(StrEnum):
     """Measured step times, inside the range in which they were taken."""
     TRANSPORTED = "transported"
     """Measured step times, carried to another shape or range."""
+    CATALOGUE = "catalogue"
+    """Published, as the catalogue has it."""
     GIVEN = "given"
     """Said by the user."""
     COUNTED = "counted"

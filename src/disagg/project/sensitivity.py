@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from disagg.cost.memory import GIB
 from disagg.errors import ConfigError
 from disagg.project.capacity import capacity
 from disagg.project.outcome import Outcome
@@ -58,7 +59,7 @@ def _changes(setup: Setup) -> Iterator[tuple[str, Topology]]:
         wider = {"parallel": pool.parallel.model_copy(update={"tensor": tensor}), "device_groups": None}
         yield f"{stage}: tensor parallelism {tensor}", _with_pool(topology, stage, pool.model_copy(update=wider))
     if setup.split and setup.link is not None:
-        doubled = setup.link.bandwidth * 2 / 2**30
+        doubled = setup.link.bandwidth * 2 / GIB
         settings = topology.projection.model_copy(update={"kv_transfer_bw_gbps": doubled})
         link = topology.link.model_copy(update={"bandwidth_gbps": None})
         yield "link twice as fast", topology.model_copy(update={"projection": settings, "link": link})

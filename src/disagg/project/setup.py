@@ -13,7 +13,7 @@ from disagg.catalog.accelerators import find_accelerator
 from disagg.catalog.model import Model, MoeMlp
 from disagg.catalog.models import find_model
 from disagg.cost.checks import shape_problems
-from disagg.cost.memory import Budget
+from disagg.cost.memory import GIB, Budget
 from disagg.cost.plan import Replica, Shape
 from disagg.cost.speculation import Speculation
 from disagg.cost.work import Pricer
@@ -25,7 +25,7 @@ from disagg.project.habits import habits_of, precision_of
 from disagg.project.links import link_of
 from disagg.project.not_yet import not_yet
 from disagg.project.pricing import pricer_of
-from disagg.project.transfer import GIB, TransferLink
+from disagg.project.transfer import TransferLink
 from disagg.project.workload import Workload, cached_tokens
 from disagg.topology.effective import stage_value
 from disagg.topology.projection_spec import Projection

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg.cost.decode import contexts
 from disagg.cost.work import Array
 from disagg.project.closed_loop import response_time
 from disagg.project.shares import Shares, share_out
 from disagg.project.times import ReplicaTimes
-from disagg.project.workload import Workload, contexts
+from disagg.project.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Split:
 def decode_side(clients: Array, workload: Workload, pool: PoolTimes) -> DecodeSide:
     """The decode pool with so many requests in it."""
     share = share_out(clients, pool.replicas)
-    at = contexts(workload)
+    at = contexts(workload.input_tokens, workload.output_tokens)
 
     def step(sequences: Array) -> Array:
         steps: Array = pool.times.decode_step(sequences[..., None], at, workload.step_tokens).mean(axis=-1)

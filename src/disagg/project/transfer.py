@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from disagg.cost.work import Array
 
-GIB = float(2**30)
-
 
 @dataclass(frozen=True, slots=True)
 class TransferLink:

@@ -8,9 +8,6 @@ import numpy as np
 
 from disagg.cost.work import Array
 
-# Contexts between a request's first token and its last at which a decode step is priced; their mean is what counts.
-CONTEXTS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -40,10 +37,3 @@ def cached_tokens(input_tokens: Array, hit_rate: float) -> Array:
     """Tokens of a prompt that a prefix cache gives: all but one at most, as the last one makes the first output."""
     found: Array = np.minimum(np.floor(hit_rate * input_tokens), input_tokens - 1)
     return np.maximum(found, 0.0)
-
-
-def contexts(workload: Workload) -> Array:
-    """Cache lengths at which decode is priced: shape (points, 8), evenly from the prompt's end to the answer's."""
-    first = np.asarray(workload.input_tokens, dtype=np.float64)[..., None]
-    span = np.asarray(workload.output_tokens, dtype=np.float64)[..., None]
-    return first + span * (np.arange(CONTEXTS) / (CONTEXTS - 1))

@@ -161,7 +161,6 @@ class Steps(msgspec.Struct, frozen=True):
         try:
             handle = handoff.handle if handoff is not None else None
             body = route.dialect.decode_body(intake.api, intake.body, transfer, handle)
-            # A kept connection that breaks may have brought the request before it did: the handle could be spent.
             if self.prompt_ids:
                 body = with_prompt_ids(body, self.prompt_ids)
             tied = transfer is not None
@@ -169,6 +168,7 @@ class Steps(msgspec.Struct, frozen=True):
             headers = self._headers(key)
             if self.cache_key:
                 headers += route.dialect.cache_headers(member.peer, self.cache_key)
+            # A kept connection that breaks may have brought the request before it did: the handle could be spent.
             outgoing = Outgoing("POST", intake.api, headers, body, resend=not tied, linger=linger)
             response = await route.legs.send(leg, outgoing, self._decode_times(), before_leaving)
             if response.status == 200 and is_event_stream(response):

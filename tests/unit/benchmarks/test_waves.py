@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from disagg.project.waves import Station, wave_response
+from benchmarks.waves import Station, wave_response
 
 SECONDS = st.floats(0.001, 10.0)
 
